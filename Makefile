@@ -1,0 +1,39 @@
+# The verbs people type. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint fuzz docs clean
+
+CARGO ?= cargo
+BUILD_DIR ?= $(CURDIR)/build
+export BUILD_DIR
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what demo and tests need (Debian packages; QEMU and a guest kernel into build/)
+	@testing/e2e/setup.sh
+
+build: ## the daemon and command: target/release/hayate
+	$(CARGO) build --release -p hayate
+
+demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them running
+	$(CARGO) run --release -q -p e2e --bin demo
+
+test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
+	$(CARGO) test --workspace
+
+lint: ## formatting and clippy, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+fuzz: ## each fuzz target for a minute (needs a nightly toolchain and cargo-fuzz)
+	@for target in $$(cd fuzz && $(CARGO) +nightly fuzz list); do \
+		(cd fuzz && $(CARGO) +nightly fuzz run $$target -- -max_total_time=60) || exit 1; \
+	done
+
+docs: ## documentation of the code, and docs/config.md from the types
+	$(CARGO) run -q -p hayate -- config doc > docs/config.md
+	$(CARGO) doc --workspace --no-deps
+
+clean: ## remove everything built and fetched
+	$(CARGO) clean
+	rm -rf $(BUILD_DIR)

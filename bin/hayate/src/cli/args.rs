@@ -1,0 +1,368 @@
+//! What can be typed. Help, man pages and completions are made from these definitions.
+
+use super::fail::EXIT_HELP;
+use api::{CpuList, MemorySize, Name, Offload, PortKind, SocketMode, VlanSet};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Two VMs on one network:
+  hayate daemon &
+  hayate network add lan
+  hayate vm add web --memory 2G --vcpus 2
+  hayate port add web0 --network lan --kind vhost --vm web
+  qemu-system-x86_64 ... $(hayate vm qemu web)
+  hayate port list
+
+The host joins in by an interface of its own:
+  hayate port add host --network lan --kind tap --ifname hayate0
+  ip address add 192.0.2.1/24 dev hayate0
+  ip link set hayate0 up
+
+`hayate COMMAND --help` explains each command, with examples.";
+
+/// The I/O daemon for virtual machines, and its command.
+///
+/// One daemon runs on a host and carries the network frames of its virtual machines. VMs connect
+/// to it by vhost-user sockets, the host and its containers by TAP interfaces. The other commands
+/// tell the daemon what to do and show what it does.
+#[derive(Debug, Parser)]
+#[command(name = "hayate", version, after_long_help = format!("{EXAMPLES}\n\n{EXIT_HELP}"))]
+#[command(arg_required_else_help = true, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// Directory of the daemon's sockets. Several daemons run side by side, each with its own
+    /// [default: /run/hayate]
+    #[arg(long, global = true, value_name = "DIR", env = "HAYATE_RUN_DIR", hide_env_values = true)]
+    pub(crate) run_dir: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon, in the foreground until SIGTERM
+    Daemon(DaemonArgs),
+    /// Show everything at a glance
+    Show(Output),
+    /// Networks: isolated layer-2 segments
+    #[command(subcommand)]
+    Network(NetworkCommand),
+    /// Ports: where frames enter and leave a network
+    #[command(subcommand)]
+    Port(PortCommand),
+    /// VMs: names that ports belong to, and what to give to QEMU and libvirt
+    #[command(subcommand)]
+    Vm(VmCommand),
+    /// Counters of all ports, once or as rates
+    Stats(StatsArgs),
+    /// Workers: the threads that move frames
+    #[command(subcommand)]
+    Worker(WorkerCommand),
+    /// The MAC addresses a network knows
+    Fdb {
+        /// The network
+        network: Name,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// The configuration file: check one, show an example or the reference
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print the description of the REST interface (OpenAPI, JSON)
+    Openapi,
+    /// Print a completion script for a shell
+    #[command(after_long_help = "For bash, for all users:\n  \
+        hayate completions bash > /usr/share/bash-completion/completions/hayate")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages of all commands into a directory
+    #[command(after_long_help = "Install them:\n  hayate man /usr/local/share/man/man1")]
+    Man {
+        /// The directory; it is made if need be
+        directory: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Output {
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  hayate daemon
+  hayate daemon --config /etc/hayate.toml --cpus 2-3
+  hayate daemon --run-dir /tmp/mine      (a second daemon, with everything below /tmp/mine)
+
+Networks, VMs and ports made while it runs are kept in the state directory and are there again after
+a restart. Guests stay connected: QEMU reconnects by itself.")]
+pub(crate) struct DaemonArgs {
+    /// Directory of what survives a restart [default: RUN_DIR/state if --run-dir was given,
+    /// else /var/lib/hayate]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Configuration file; see `hayate config`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// CPUs of the workers, one pinned worker for each, like 2-3 or 0,4
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// What is logged to standard error: error, warn, info, debug, trace, off, or PART=LEVEL
+    /// [default: info]
+    #[arg(long, value_name = "LEVEL", env = "HAYATE_LOG", hide_env_values = true)]
+    pub(crate) log: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NetworkCommand {
+    /// Make a network
+    Add(NetworkAdd),
+    /// Remove a network that has no ports
+    Del {
+        /// Its name
+        name: Name,
+    },
+    /// List all networks
+    List(Output),
+    /// Show one network
+    Show {
+        /// Its name
+        name: Name,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NetworkAdd {
+    /// Its name: 1 to 63 letters, digits, '.', '_', '-'
+    pub(crate) name: Name,
+    /// Addresses it learns at most [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub(crate) mac_limit: Option<u32>,
+    /// Seconds after which a silent address is forgotten [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) mac_age: Option<u32>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PortCommand {
+    /// Make a port and open it
+    Add(Box<PortAdd>),
+    /// Close a port and forget it
+    Del {
+        /// Its name
+        name: Name,
+    },
+    /// List all ports with their state and counters
+    List(Output),
+    /// Show all of one port: features, queues, counters, drops by reason
+    Show {
+        /// Its name
+        name: Name,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  A VM's card:
+    hayate port add web0 --network lan --kind vhost --vm web
+  QEMU listens instead of the daemon:
+    hayate port add web0 --network lan --kind vhost --socket /run/web0.sock --mode client
+  The host, or a container or namespace:
+    hayate port add host --network lan --kind tap --ifname hayate0
+    hayate port add blue --network lan --kind tap --ifname eth0 --netns blue
+  VLANs: an access port, and a trunk port with untagged frames in VLAN 5:
+    hayate port add a --network lan --kind vhost --vlan 10
+    hayate port add r --network lan --kind vhost --trunk 10,20-30 --native 5
+  Jumbo frames:
+    hayate port add db0 --network lan --kind vhost --vm db --mtu 9000")]
+pub(crate) struct PortAdd {
+    /// Its name: 1 to 63 letters, digits, '.', '_', '-'
+    pub(crate) name: Name,
+    /// The network it belongs to
+    #[arg(long, value_name = "NET")]
+    pub(crate) network: Name,
+    /// A VM's card (vhost) or an interface of the host or a namespace (tap)
+    #[arg(long, value_parser = words([PortKind::Vhost, PortKind::Tap], PortKind::as_str))]
+    pub(crate) kind: PortKind,
+    /// vhost: path of the vhost-user socket [default: RUN_DIR/ports/NAME.sock]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// vhost: who listens on the socket, the daemon (server) or QEMU (client) [default: server]
+    #[arg(long, value_parser = words([SocketMode::Server, SocketMode::Client], SocketMode::as_str))]
+    pub(crate) mode: Option<SocketMode>,
+    /// vhost: the VM it belongs to
+    #[arg(long, value_name = "VM")]
+    pub(crate) vm: Option<Name>,
+    /// tap: name of the interface to make, at most 15 bytes
+    #[arg(long, value_name = "IF")]
+    pub(crate) ifname: Option<String>,
+    /// tap: namespace the interface is made in, by name (`ip netns`) or path
+    #[arg(long, value_name = "NS")]
+    pub(crate) netns: Option<String>,
+    /// Queue pairs, 1 to 32 [default: vhost: as many as the VM has CPUs, at most 8; tap: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) queues: Option<u16>,
+    /// Access port: its untagged frames belong to this VLAN
+    #[arg(long, value_name = "VLAN", conflicts_with = "trunk")]
+    pub(crate) vlan: Option<u16>,
+    /// Trunk port: VLANs whose tagged frames may pass, like 10,20-30
+    #[arg(long, value_name = "VLANS")]
+    pub(crate) trunk: Option<VlanSet>,
+    /// Trunk port: VLAN of untagged frames; without it they are dropped
+    #[arg(long, value_name = "VLAN", requires = "trunk")]
+    pub(crate) native: Option<u16>,
+    /// Largest IP packet in bytes; told to the guest, set on the interface
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) mtu: Option<u16>,
+    /// Worker that serves it, by number [default: spread over all]
+    #[arg(long, value_name = "N")]
+    pub(crate) worker: Option<u16>,
+    /// Addresses learned behind it at most [default: the network's limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) mac_limit: Option<u32>,
+    /// vhost: offloads and ring features not to offer, with commas between
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
+    pub(crate) no_offload: Vec<Offload>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Make a VM known
+    Add(VmAdd),
+    /// Forget a VM that has no ports
+    Del {
+        /// Its name
+        name: Name,
+    },
+    /// List all VMs
+    List(Output),
+    /// Show one VM
+    Show {
+        /// Its name
+        name: Name,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Print the arguments QEMU needs for a VM's memory and ports
+    Qemu(QemuArgs),
+    /// Print the XML libvirt needs for a VM's memory and ports
+    Libvirt(LibvirtArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmAdd {
+    /// Its name: 1 to 63 letters, digits, '.', '_', '-'
+    pub(crate) name: Name,
+    /// Size of its memory, like 512M or 4G [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<MemorySize>,
+    /// Number of its virtual CPUs [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) vcpus: Option<u16>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  qemu-system-x86_64 -accel kvm -drive file=web.qcow2 $(hayate vm qemu web)
+  hayate vm qemu web --shell             (with quotes and backslashes, to paste)
+  hayate vm qemu web --qemu-version 7.2  (for a QEMU that is elsewhere)
+
+The MAC addresses are derived from the names of VM and port: they stay the same.")]
+pub(crate) struct QemuArgs {
+    /// Its name
+    pub(crate) name: Name,
+    /// Version of QEMU the arguments are for, like 9.2 [default: that of the installed one, else
+    /// the newest known]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) qemu_version: Option<crate::render::qemu::Version>,
+    /// Use packed rings instead of split ones
+    #[arg(long)]
+    pub(crate) packed: bool,
+    /// Quote the arguments and end lines with backslashes, to paste into a shell
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) shell: bool,
+    /// Print a JSON array of arguments
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+`virsh edit NAME` and put the parts where the comments say. libvirt runs QEMU as a user of its own:
+`vhost_group` in hayate.toml lets its group connect (docs/networks.md).")]
+pub(crate) struct LibvirtArgs {
+    /// Its name
+    pub(crate) name: Name,
+    /// Use packed rings instead of split ones
+    #[arg(long)]
+    pub(crate) packed: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  hayate stats                           (counters since the daemon started)
+  hayate stats --watch                   (rates, once a second, until Ctrl-C)
+  hayate stats --watch --count 10 --json (ten lines of JSON with all counters)")]
+pub(crate) struct StatsArgs {
+    /// Show rates, again and again
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", requires = "watch")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) interval: u32,
+    /// End after so many looks
+    #[arg(long, value_name = "N", requires = "watch")]
+    pub(crate) count: Option<u64>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// List all workers with the queues they serve
+    List(Output),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check a configuration file; mistakes are shown with line and column
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Print a commented example
+    Example,
+    /// Print the reference of all keys (Markdown)
+    Doc,
+}
+
+/// Accepts the words of `choices` and nothing else, and lists them in help and completions.
+fn words<T: Copy + Send + Sync + 'static, const N: usize>(
+    choices: [T; N],
+    word: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(choices.map(word)).try_map(move |text| {
+        choices.into_iter().find(|choice| word(*choice) == text).ok_or("not one of these")
+    })
+}

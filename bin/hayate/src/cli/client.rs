@@ -1,0 +1,113 @@
+//! Requests to the daemon: HTTP over its Unix socket, one connection each.
+
+use super::fail::Failure;
+use crate::paths::Paths;
+use api::ErrorBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+/// Longest wait for an answer: closing a port waits for the guest's queues.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon to talk to.
+pub(super) struct Client {
+    socket: PathBuf,
+    runtime: Runtime,
+}
+
+impl Client {
+    pub(super) fn new(paths: &Paths) -> Result<Self, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::host(error.to_string()))?;
+        Ok(Self { socket: paths.api_socket(), runtime })
+    }
+
+    /// Asks for something.
+    pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        self.parse(&self.request(Method::GET, path, Bytes::new())?)
+    }
+
+    /// Makes something.
+    pub(super) fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::usage(error.to_string()))?;
+        self.parse(&self.request(Method::PUT, path, body.into())?)
+    }
+
+    /// Removes something.
+    pub(super) fn delete(&self, path: &str) -> Result<(), Failure> {
+        self.request(Method::DELETE, path, Bytes::new()).map(drop)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, answer: &[u8]) -> Result<T, Failure> {
+        serde_json::from_slice(answer).map_err(|error| self.strange(&error.to_string()))
+    }
+
+    fn strange(&self, why: &str) -> Failure {
+        Failure::host(format!(
+            "{} answers in a way this command does not understand, is it of another version? {why}",
+            self.socket.display()
+        ))
+    }
+
+    fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
+        let exchange = async {
+            match tokio::time::timeout(PATIENCE, self.exchange(method, path, body)).await {
+                Ok(result) => result,
+                Err(_) => Err(Failure::host(format!(
+                    "the daemon at {} did not answer for {} s",
+                    self.socket.display(),
+                    PATIENCE.as_secs()
+                ))),
+            }
+        };
+        let (status, answer) = self.runtime.block_on(exchange)?;
+        if status.is_success() {
+            return Ok(answer);
+        }
+        match serde_json::from_slice::<ErrorBody>(&answer) {
+            Ok(body) => Err(body.error.into()),
+            Err(_) => Err(self.strange(&format!("HTTP status {status}"))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), Failure> {
+        let stream = UnixStream::connect(&self.socket).await;
+        let stream = stream.map_err(|error| Failure::no_daemon(&self.socket, &error))?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) =
+            handshake.map_err(|error| self.strange(&error.to_string()))?;
+        // It ends with the request; its errors are the request's.
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "hayate")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        let answer = sender.send_request(request).await;
+        let answer = answer.map_err(|error| self.strange(&error.to_string()))?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await;
+        let body = body.map_err(|error| self.strange(&error.to_string()))?;
+        Ok((status, body.to_bytes()))
+    }
+}

@@ -1,0 +1,94 @@
+//! How a command fails: what it says, and its exit status.
+
+use crate::daemon::DaemonError;
+use api::{Error, ErrorCode};
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What scripts may rely on, as it is told in the help.
+pub(super) const EXIT_HELP: &str = "\
+Exit status:
+  0  done
+  1  the machine refused: a device, a file, a permission
+  2  the command line, a value or the configuration file is wrong
+  3  no daemon answers
+  4  there is no such network, port or VM
+  5  it is in the way: exists already, is in use, or is declared in the configuration file";
+
+/// One failure.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: u8,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// The machine refused.
+    pub(super) fn host(message: impl Into<String>) -> Self {
+        Self { exit: 1, message: message.into(), hint: None }
+    }
+
+    /// What was asked for is wrong.
+    pub(super) fn usage(message: impl Into<String>) -> Self {
+        Self { exit: 2, message: message.into(), hint: None }
+    }
+
+    /// No daemon answers on `socket`.
+    pub(super) fn no_daemon(socket: &Path, why: &std::io::Error) -> Self {
+        let socket_shown = socket.display();
+        let run_dir = socket.parent().unwrap_or(socket).display();
+        let denied = why.kind() == std::io::ErrorKind::PermissionDenied;
+        let (message, hint) = if denied {
+            (
+                format!("{socket_shown} may not be used by you: {why}"),
+                "run the command as the daemon's user (root?)".to_owned(),
+            )
+        } else {
+            (
+                format!("no daemon answers at {socket_shown}: {why}"),
+                format!(
+                    "start one with `hayate daemon --run-dir {run_dir}`, or name the directory of \
+                     a running one with --run-dir or HAYATE_RUN_DIR"
+                ),
+            )
+        };
+        Self { exit: 3, message, hint: Some(hint) }
+    }
+
+    /// The daemon did not start.
+    pub(super) fn daemon(error: &DaemonError) -> Self {
+        let exit = match error {
+            DaemonError::Config(_) | DaemonError::Log(_) | DaemonError::Group(_) => 2,
+            DaemonError::Lock(crate::daemon::LockError::Taken { .. }) => 5,
+            _ => 1,
+        };
+        Self { exit, message: error.to_string(), hint: None }
+    }
+
+    /// Says it on standard error.
+    pub(super) fn report(&self) -> ExitCode {
+        // Whoever closed standard error does not want to know.
+        let mut to = std::io::stderr().lock();
+        if !self.message.is_empty() {
+            let _ = writeln!(to, "error: {}", self.message);
+        }
+        if let Some(hint) = &self.hint {
+            let _ = writeln!(to, "hint: {hint}");
+        }
+        ExitCode::from(self.exit)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match error.code {
+            ErrorCode::Invalid | ErrorCode::TooLarge => 2,
+            ErrorCode::NotFound => 4,
+            ErrorCode::Exists | ErrorCode::InUse | ErrorCode::Static => 5,
+            _ => 1,
+        };
+        Self { exit, message: error.message, hint: error.hint }
+    }
+}

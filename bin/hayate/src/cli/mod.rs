@@ -1,0 +1,109 @@
+//! The command: what was typed becomes requests to the daemon, answers become text.
+
+mod args;
+mod client;
+mod fail;
+mod local;
+mod network;
+mod out;
+mod port;
+mod show;
+mod stats;
+mod vm;
+
+use crate::daemon;
+use crate::paths::Paths;
+use args::{Cli, Command, DaemonArgs, NetworkCommand, PortCommand, VmCommand, WorkerCommand};
+use clap::{CommandFactory, Parser};
+use client::Client;
+use fail::Failure;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Parses the command line and does what it says.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    let run_dir = cli.run_dir.as_deref();
+    match cli.command {
+        Command::Daemon(args) => run_daemon(run_dir, args),
+        Command::Config(command) => local::config(&command),
+        Command::Openapi => local::openapi(),
+        Command::Completions { shell } => local::completions(shell),
+        Command::Man { directory } => local::man(&directory),
+        Command::Network(command) => network_command(&client(run_dir)?, command),
+        Command::Port(command) => port_command(&client(run_dir)?, command),
+        Command::Vm(command) => vm_command(&client(run_dir)?, command),
+        Command::Show(output) => show::overview(&client(run_dir)?, output),
+        Command::Stats(args) => stats::stats(&client(run_dir)?, &args),
+        Command::Worker(WorkerCommand::List(output)) => show::workers(&client(run_dir)?, output),
+        Command::Fdb { network, output } => network::fdb(&client(run_dir)?, &network, output),
+    }
+}
+
+fn network_command(client: &Client, command: NetworkCommand) -> Result<(), Failure> {
+    match command {
+        NetworkCommand::Add(args) => network::add(client, &args),
+        NetworkCommand::Del { name } => client.delete(&format!("/v1/networks/{name}")),
+        NetworkCommand::List(output) => network::list(client, output),
+        NetworkCommand::Show { name, output } => network::show(client, &name, output),
+    }
+}
+
+fn port_command(client: &Client, command: PortCommand) -> Result<(), Failure> {
+    match command {
+        PortCommand::Add(args) => port::add(client, *args),
+        PortCommand::Del { name } => client.delete(&format!("/v1/ports/{name}")),
+        PortCommand::List(output) => port::list(client, output),
+        PortCommand::Show { name, output } => port::show(client, &name, output),
+    }
+}
+
+fn vm_command(client: &Client, command: VmCommand) -> Result<(), Failure> {
+    match command {
+        VmCommand::Add(args) => vm::add(client, &args),
+        VmCommand::Del { name } => client.delete(&format!("/v1/vms/{name}")),
+        VmCommand::List(output) => vm::list(client, output),
+        VmCommand::Show { name, output } => vm::show(client, &name, output),
+        VmCommand::Qemu(args) => vm::qemu(client, &args),
+        VmCommand::Libvirt(args) => vm::libvirt(client, &args),
+    }
+}
+
+fn client(run_dir: Option<&Path>) -> Result<Client, Failure> {
+    Client::new(&paths(run_dir, None)?)
+}
+
+fn run_daemon(run_dir: Option<&Path>, args: DaemonArgs) -> Result<(), Failure> {
+    let options = daemon::Options {
+        paths: paths(run_dir, args.state_dir.as_deref())?,
+        config: args.config,
+        cpus: args.cpus,
+        log: args.log,
+    };
+    daemon::run(&options).map_err(|error| Failure::daemon(&error))
+}
+
+fn paths(run_dir: Option<&Path>, state_dir: Option<&Path>) -> Result<Paths, Failure> {
+    Paths::new(run_dir, state_dir)
+        .map_err(|error| Failure::usage(format!("the run directory cannot be used: {error}")))
+}
+
+/// The definitions of all commands, for help, man pages and completions.
+fn definitions() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn definitions_are_consistent() {
+        super::definitions().debug_assert();
+    }
+}

@@ -1,0 +1,149 @@
+//! `hayate port`.
+
+use super::args::{Output, PortAdd};
+use super::client::Client;
+use super::fail::Failure;
+use super::out;
+use crate::render::{Table, facts, port_table, units};
+use api::{Name, Port, PortConfig, PortKind};
+
+pub(super) fn add(client: &Client, args: PortAdd) -> Result<(), Failure> {
+    // The daemon may run in another directory.
+    let socket = args.socket.map(std::path::absolute).transpose();
+    let socket = socket.map_err(|error| Failure::usage(format!("--socket: {error}")))?;
+    let config = PortConfig {
+        network: args.network,
+        kind: args.kind,
+        vm: args.vm,
+        socket,
+        mode: args.mode,
+        ifname: args.ifname,
+        netns: args.netns,
+        queues: args.queues,
+        vlan: args.vlan,
+        trunk: args.trunk,
+        native: args.native,
+        mtu: args.mtu,
+        worker: args.worker,
+        mac_limit: args.mac_limit,
+        no_offload: args.no_offload,
+    };
+    config.check().map_err(|wrong| {
+        Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))
+    })?;
+    let port: Port = client.put(&format!("/v1/ports/{}", args.name), &config)?;
+    if args.output.json { out::json(&port) } else { Ok(()) }
+}
+
+pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
+    let ports: Vec<Port> = client.get("/v1/ports")?;
+    if output.json { out::json(&ports) } else { out::text(&port_table(&ports)) }
+}
+
+pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
+    let port: Port = client.get(&format!("/v1/ports/{name}"))?;
+    if output.json {
+        return out::json(&port);
+    }
+    let mut text = facts(&summary(&port));
+    text.push('\n');
+    text.push_str(&traffic(&port));
+    if !port.drops.is_empty() {
+        let mut table = Table::new(["DROPPED BECAUSE", ">FRAMES"]);
+        for (reason, count) in &port.drops {
+            table.row([reason.clone(), count.to_string()]);
+        }
+        text.push('\n');
+        text.push_str(&table.to_string());
+    }
+    if !port.queues.is_empty() {
+        text.push('\n');
+        text.push_str(&queues(&port));
+    }
+    out::text(&text)
+}
+
+fn summary(port: &Port) -> Vec<(&'static str, String)> {
+    let mut lines = vec![
+        ("port", format!("{} ({})", port.name, port.kind.as_str())),
+        ("network", format!("{}{}", port.network, units::vlans(port))),
+        ("state", format!("{} for {}", port.state.as_str(), units::age(port.since.age()))),
+    ];
+    let optional = [
+        ("because", port.failure.clone()),
+        ("last fault", port.last_fault.clone()),
+        ("VM", port.vm.as_ref().map(Name::to_string)),
+        ("socket", port.socket.as_ref().map(|path| path.display().to_string())),
+        ("mode", port.mode.map(|mode| mode.as_str().to_owned())),
+        ("interface", port.ifname.clone()),
+        ("namespace", port.netns.clone()),
+        ("MAC", port.mac.map(|mac| mac.to_string())),
+        ("MTU", port.mtu.map(|mtu| mtu.to_string())),
+        ("worker", port.worker.map(|worker| worker.to_string())),
+        ("guest pages", port.page_size.map(|size| units::bytes(size as u64))),
+    ];
+    lines.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    lines.push(("queue pairs", port.queue_pairs.to_string()));
+    if port.kind == PortKind::Vhost {
+        lines.push(("sessions", port.sessions.to_string()));
+        let features =
+            if port.features.is_empty() { "none yet".to_owned() } else { port.features.join(" ") };
+        lines.push(("features", format!("{features} ({})", port.features_hex)));
+    }
+    if !port.config.no_offload.is_empty() {
+        let names: Vec<&str> =
+            port.config.no_offload.iter().map(|offload| offload.as_str()).collect();
+        lines.push(("not offered", names.join(" ")));
+    }
+    lines.push(("declared", units::origin(port.origin).to_owned()));
+    lines
+}
+
+fn traffic(port: &Port) -> String {
+    let mut table = Table::new(["TRAFFIC", ">FROM PORT", ">TO PORT"]);
+    let (from, to) = (&port.from_port, &port.to_port);
+    for (name, from, to) in [
+        ("frames", from.frames, to.frames),
+        ("bytes", from.bytes, to.bytes),
+        ("passed unsegmented", from.gso_frames, to.gso_frames),
+        ("checksums completed", from.csum_completed, to.csum_completed),
+        ("segmented here", from.segmented, to.segmented),
+        ("segments made", from.segments, to.segments),
+    ] {
+        table.row([name.to_owned(), from.to_string(), to.to_string()]);
+    }
+    table.row(["flood copies".to_owned(), port.flood_copies.to_string(), String::new()]);
+    table.row(["dropped".to_owned(), port.dropped().to_string(), String::new()]);
+    table.to_string()
+}
+
+fn queues(port: &Port) -> String {
+    let mut table = Table::new([
+        "QUEUE",
+        ">SIZE",
+        "RING",
+        "STATE",
+        ">WORKER",
+        ">FRAMES",
+        ">KICKS",
+        ">INTERRUPTS",
+    ]);
+    for queue in &port.queues {
+        let state = match (queue.running, queue.enabled) {
+            (true, true) => "running",
+            (true, false) => "disabled",
+            (false, _) => "stopped",
+        };
+        table.row([
+            format!("{}{}", queue.dir, queue.index),
+            queue.size.to_string(),
+            if queue.packed { "packed" } else { "split" }.to_owned(),
+            state.to_owned(),
+            queue.worker.to_string(),
+            queue.frames.to_string(),
+            queue.kicks.to_string(),
+            queue.interrupts.to_string(),
+        ]);
+    }
+    table.to_string()
+}

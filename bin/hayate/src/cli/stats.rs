@@ -1,0 +1,95 @@
+//! `hayate stats`.
+
+use super::args::StatsArgs;
+use super::client::Client;
+use super::fail::Failure;
+use super::out;
+use crate::render::{Table, units};
+use api::{PortStats, Stats};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+pub(super) fn stats(client: &Client, args: &StatsArgs) -> Result<(), Failure> {
+    let first: Stats = client.get("/v1/stats")?;
+    match (args.watch, args.output.json) {
+        (false, true) => out::json(&first),
+        (false, false) => out::text(&totals(&first)),
+        (true, _) => watch(client, args, first),
+    }
+}
+
+/// Again and again, until the count is reached or a signal ends the command.
+fn watch(client: &Client, args: &StatsArgs, first: Stats) -> Result<(), Failure> {
+    let mut before = first;
+    let clear = std::io::stdout().is_terminal();
+    for look in 0.. {
+        if args.count.is_some_and(|count| look >= count) {
+            break;
+        }
+        std::thread::sleep(Duration::from_secs(args.interval.into()));
+        let now: Stats = client.get("/v1/stats")?;
+        if args.output.json {
+            out::json_line(&now)?;
+        } else {
+            // Home, then clear what was below: no flicker.
+            let start = if clear { "\x1b[H\x1b[J" } else { "" };
+            out::text(&format!("{start}{}", rates(&before, &now)))?;
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+fn totals(stats: &Stats) -> String {
+    let mut table = Table::new([
+        "PORT",
+        "NETWORK",
+        "STATE",
+        ">FROM PORT",
+        ">BYTES",
+        ">TO PORT",
+        ">BYTES",
+        ">UNSEGMENTED",
+        ">CSUM",
+        ">SEGMENTED",
+        "DROPS",
+    ]);
+    for port in &stats.ports {
+        let (from, to) = (&port.from_port, &port.to_port);
+        table.row([
+            port.name.to_string(),
+            port.network.to_string(),
+            port.state.as_str().to_owned(),
+            units::number(from.frames),
+            units::bytes(from.bytes),
+            units::number(to.frames),
+            units::bytes(to.bytes),
+            units::number(to.gso_frames),
+            units::number(to.csum_completed),
+            units::number(to.segmented),
+            units::drops(&port.drops),
+        ]);
+    }
+    table.to_string()
+}
+
+fn rates(before: &Stats, now: &Stats) -> String {
+    let seconds = now.uptime_us.saturating_sub(before.uptime_us).max(1) as f64 / 1e6;
+    let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+    let mut table =
+        Table::new(["PORT", "STATE", ">FROM PORT", ">BITS", ">TO PORT", ">BITS", ">DROPS"]);
+    for port in &now.ports {
+        let Some(old) = before.ports.iter().find(|old| old.name == port.name) else { continue };
+        let dropped = |port: &PortStats| port.drops.values().sum::<u64>();
+        table.row([
+            port.name.to_string(),
+            port.state.as_str().to_owned(),
+            units::rate(rate(port.from_port.frames, old.from_port.frames), "/s"),
+            units::rate(rate(port.from_port.bytes, old.from_port.bytes) * 8.0, "bit/s"),
+            units::rate(rate(port.to_port.frames, old.to_port.frames), "/s"),
+            units::rate(rate(port.to_port.bytes, old.to_port.bytes) * 8.0, "bit/s"),
+            units::rate(rate(dropped(port), dropped(old)), "/s"),
+        ]);
+    }
+    table.to_string()
+}

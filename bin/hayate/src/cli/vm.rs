@@ -1,0 +1,73 @@
+//! `hayate vm`.
+
+use super::args::{LibvirtArgs, Output, QemuArgs, VmAdd};
+use super::client::Client;
+use super::fail::Failure;
+use super::out;
+use crate::render::{Table, facts, libvirt, qemu, units};
+use api::{Name, Port, Vm, VmConfig};
+
+pub(super) fn add(client: &Client, args: &VmAdd) -> Result<(), Failure> {
+    let config =
+        VmConfig { memory: args.memory.unwrap_or_default(), vcpus: args.vcpus.unwrap_or(1) };
+    let vm: Vm = client.put(&format!("/v1/vms/{}", args.name), &config)?;
+    if args.output.json { out::json(&vm) } else { Ok(()) }
+}
+
+pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
+    let vms: Vec<Vm> = client.get("/v1/vms")?;
+    if output.json {
+        return out::json(&vms);
+    }
+    let mut table = Table::new(["NAME", ">MEMORY", ">VCPUS", "PORTS"]);
+    for vm in &vms {
+        table.row([
+            vm.name.to_string(),
+            vm.memory.to_string(),
+            vm.vcpus.to_string(),
+            units::list(&vm.ports),
+        ]);
+    }
+    out::text(&table.to_string())
+}
+
+pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
+    let vm: Vm = client.get(&format!("/v1/vms/{name}"))?;
+    if output.json {
+        return out::json(&vm);
+    }
+    out::text(&facts(&[
+        ("vm", vm.name.to_string()),
+        ("memory", vm.memory.to_string()),
+        ("vcpus", vm.vcpus.to_string()),
+        ("ports", units::list(&vm.ports)),
+        ("declared", units::origin(vm.origin).to_owned()),
+    ]))
+}
+
+/// A VM and its ports, in order.
+fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> {
+    let vm: Vm = client.get(&format!("/v1/vms/{name}"))?;
+    let ports: Vec<Port> = client.get("/v1/ports")?;
+    let ports = ports.into_iter().filter(|port| port.vm.as_ref() == Some(name));
+    Ok((vm, ports.collect()))
+}
+
+pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
+    let (vm, ports) = with_ports(client, &args.name)?;
+    let version = args.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST);
+    let options = qemu::arguments(&vm, &ports, version, args.packed);
+    if args.json {
+        let words: Vec<&String> = options.iter().flatten().collect();
+        out::json(&words)
+    } else if args.shell {
+        out::text(&qemu::for_shell(&options))
+    } else {
+        out::text(&qemu::plain(&options))
+    }
+}
+
+pub(super) fn libvirt(client: &Client, args: &LibvirtArgs) -> Result<(), Failure> {
+    let (vm, ports) = with_ports(client, &args.name)?;
+    out::text(&libvirt::xml(&vm, &ports, args.packed))
+}

@@ -1,0 +1,144 @@
+//! The configuration file `hayate.toml`.
+//!
+//! Read once, at start. Every mistake is reported with file, line, column and what is allowed; a
+//! file with a mistake is not used in part. What it declares cannot be changed over the interface
+//! and is not part of the saved state, so that the file stays the truth.
+
+mod locate;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use reference::reference;
+
+use api::{CpuList, Name, NetworkConfig, PortConfig, PortKind, VmConfig};
+use locate::Source;
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// A commented example, accepted as it stands.
+pub(crate) const EXAMPLE: &str = include_str!("example.toml");
+
+/// The file `hayate.toml`, given with `hayate daemon --config FILE`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// CPUs of the workers, one pinned worker for each. `--cpus` overrides it. Default: workers
+    /// that are not pinned, one for every eight CPUs of the machine.
+    pub(crate) cpus: Option<CpuList>,
+    /// Microseconds a worker goes on polling after its last frame before it sleeps, 0 to 1000000.
+    /// More gives lower latency for more CPU time. Default: 50.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub(crate) poll_us: Option<u32>,
+    /// What is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or such a level for a
+    /// part of the program, like `info,dataplane=debug`. `--log` and `HAYATE_LOG` override it.
+    /// Default: `info`.
+    pub(crate) log: Option<String>,
+    /// Group that may connect to the sockets of vhost ports, by name or number; libvirt runs QEMU
+    /// as a user of its own. Default: only the daemon's own user.
+    pub(crate) vhost_group: Option<String>,
+    /// Networks, by name: `[networks.NAME]`.
+    #[serde(default)]
+    pub(crate) networks: BTreeMap<Name, NetworkConfig>,
+    /// VMs, by name: `[vms.NAME]`.
+    #[serde(default)]
+    pub(crate) vms: BTreeMap<Name, VmConfig>,
+    /// Ports, by name: `[ports.NAME]`. Which keys may be given depends on `kind`.
+    #[serde(default)]
+    pub(crate) ports: BTreeMap<Name, PortConfig>,
+}
+
+/// Why a configuration was refused: one line of text, or several for several mistakes.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ConfigError(String);
+
+/// A mistake: the keys that lead to the value, and what is allowed.
+type Mistake = (Vec<String>, String);
+
+/// Reads and checks a file.
+pub(crate) fn load(file: &Path) -> Result<Config, ConfigError> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => parse(file, &text),
+        Err(error) => Err(ConfigError(format!("{}: {error}", file.display()))),
+    }
+}
+
+/// Checks a text; `file` is its name in messages.
+pub(crate) fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
+    let source = Source::new(file, text);
+    let config: Config = toml::from_str(text).map_err(|error| {
+        ConfigError(source.report(error.span().unwrap_or(0..0), error.message()))
+    })?;
+    let mistakes = config.mistakes();
+    if mistakes.is_empty() {
+        return Ok(config);
+    }
+    let reports = mistakes.iter().map(|(keys, message)| {
+        source.report(source.span_of(keys), &format!("{}: {message}", keys.join(".")))
+    });
+    Err(ConfigError(reports.collect::<Vec<_>>().join("\n")))
+}
+
+impl Config {
+    /// What types cannot say: ranges, references, and things wanted twice.
+    fn mistakes(&self) -> Vec<Mistake> {
+        let mut found = Vec::new();
+        if self.poll_us.is_some_and(|poll_us| poll_us > 1_000_000) {
+            let message = "0 to 1000000 microseconds are allowed".to_owned();
+            found.push((vec!["poll_us".to_owned()], message));
+        }
+        if let Some(Err(message)) = self.log.as_deref().map(crate::daemon::check_log) {
+            found.push((vec!["log".to_owned()], message));
+        }
+        let tables = [
+            ("networks", failures(&self.networks, NetworkConfig::check)),
+            ("vms", failures(&self.vms, VmConfig::check)),
+            ("ports", failures(&self.ports, PortConfig::check)),
+        ];
+        for (table, wrongs) in tables {
+            let keys = |name: &Name, field| vec![table.to_owned(), name.to_string(), field];
+            let wrongs = wrongs.into_iter();
+            found.extend(wrongs.map(|(name, w)| (keys(&name, w.field.to_owned()), w.message)));
+        }
+        self.check_references(&mut found);
+        found
+    }
+
+    fn check_references(&self, found: &mut Vec<Mistake>) {
+        let mut taken: HashMap<String, &Name> = HashMap::new();
+        for (name, port) in &self.ports {
+            let mut wrong = |field: &str, message: String| {
+                found.push((vec!["ports".to_owned(), name.to_string(), field.to_owned()], message));
+            };
+            if !self.networks.contains_key(&port.network) {
+                let message = format!("there is no [networks.{}] in this file", port.network);
+                wrong("network", message);
+            }
+            if let Some(vm) = port.vm.as_ref().filter(|vm| !self.vms.contains_key(*vm)) {
+                wrong("vm", format!("there is no [vms.{vm}] in this file"));
+            }
+            let (field, place) = match port.kind {
+                PortKind::Vhost => {
+                    ("socket", port.socket.as_ref().map(|p| p.display().to_string()))
+                }
+                PortKind::Tap => {
+                    let netns = port.netns.as_deref().unwrap_or_default();
+                    ("ifname", port.ifname.as_ref().map(|ifname| format!("{netns} {ifname}")))
+                }
+            };
+            if let Some(other) = place.and_then(|place| taken.insert(place, name)) {
+                wrong(field, format!("port {other} has the same"));
+            }
+        }
+    }
+}
+
+fn failures<C>(
+    table: &BTreeMap<Name, C>,
+    check: impl Fn(&C) -> Result<(), api::Wrong>,
+) -> Vec<(Name, api::Wrong)> {
+    let entries = table.iter();
+    entries.filter_map(|(name, entry)| Some((name.clone(), check(entry).err()?))).collect()
+}

@@ -1,0 +1,95 @@
+//! What is accepted, and where and how mistakes are reported.
+
+use super::*;
+use schemars::JsonSchema;
+
+#[track_caller]
+fn refused(text: &str, position: &str, parts: &[&str]) {
+    let error = parse(Path::new("h.toml"), text).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("h.toml:{position}: ")), "{error}");
+    for part in parts {
+        assert!(error.contains(part), "{part:?} is not in: {error}");
+    }
+}
+
+#[test]
+fn the_example_is_accepted_and_names_every_key() {
+    let config = parse(Path::new("example.toml"), EXAMPLE).unwrap();
+    assert_eq!((config.networks.len(), config.vms.len(), config.ports.len()), (2, 2, 5));
+    let schemas = [
+        schemars::schema_for!(Config),
+        schemars::schema_for!(NetworkConfig),
+        schemars::schema_for!(VmConfig),
+        schemars::schema_for!(PortConfig),
+    ];
+    for schema in schemas {
+        for key in schema.get("properties").unwrap().as_object().unwrap().keys() {
+            let shown = [format!("\n{key} = "), format!("\n#{key} = "), format!("\n[{key}.")];
+            assert!(shown.iter().any(|text| EXAMPLE.contains(text.as_str())), "{key} is not shown");
+        }
+    }
+}
+
+#[test]
+fn an_empty_file_is_accepted() {
+    assert_eq!(parse(Path::new("h.toml"), "").unwrap(), Config::default());
+}
+
+#[test]
+fn unknown_keys_say_what_is_allowed() {
+    refused("pol_us = 5\n", "1:1", &["unknown field `pol_us`", "`poll_us`", "1 | pol_us = 5"]);
+    let text = "[networks.lan]\n\n[ports.a]\nnetwork = \"lan\"\nkind = \"tap\"\n  ifnam = \"x\"\n";
+    refused(text, "6:3", &["unknown field `ifnam`", "`ifname`", "^^^^^"]);
+}
+
+#[test]
+fn wrong_values_say_what_is_allowed() {
+    refused("poll_us = \"x\"", "1:11", &["invalid type", "u32"]);
+    refused("poll_us = 2000000", "1:11", &["poll_us: 0 to 1000000"]);
+    refused("cpus = \"3-1\"", "1:8", &["not a list of CPUs", "0,2-3"]);
+    refused("log = \"loud\"", "1:7", &["error, warn, info, debug, trace"]);
+    refused("[networks.\"a b\"]", "1:11", &["1 to 63 letters"]);
+    refused("[vms.a]\nmemory = \"1\"", "2:10", &["512M"]);
+    refused("[vms.a]\nvcpus = 0", "2:9", &["vms.a.vcpus", "1 to 1024"]);
+    let text = "[networks.lan]\n[ports.a]\nkind = \"wire\"\nnetwork = \"lan\"";
+    refused(text, "3:8", &["unknown variant `wire`", "`vhost`", "`tap`"]);
+    let text = "[networks.lan]\n[ports.a]\nkind = \"vhost\"\nnetwork = \"lan\"\nvlan = 5000";
+    refused(text, "5:8", &["ports.a.vlan", "1 to 4094", "5 | vlan = 5000", "^^^^"]);
+}
+
+#[test]
+fn what_is_missing_is_reported_at_its_table() {
+    refused("\n[ports.a]\nkind = \"vhost\"\n", "2:1", &["missing field `network`"]);
+    let text = "[networks.lan]\n[ports.a]\nkind = \"tap\"\nnetwork = \"lan\"\n";
+    refused(text, "2:8", &["ports.a.ifname", "needs the name of its interface"]);
+}
+
+#[test]
+fn references_and_things_wanted_twice() {
+    let text = "[ports.a]\nkind = \"vhost\"\nnetwork = \"lan\"\nvm = \"web\"\n";
+    refused(text, "3:11", &["no [networks.lan]", "h.toml:4:6", "no [vms.web]"]);
+    let port = "kind = \"vhost\"\nnetwork = \"lan\"\nsocket = \"/s\"\n";
+    let text = format!("[networks.lan]\n[ports.a]\n{port}[ports.b]\n{port}");
+    refused(&text, "9:10", &["ports.b.socket: port a has the same"]);
+    refused("[networks.lan]\n[networks.lan]\n", "2:11", &["duplicate key"]);
+}
+
+#[test]
+fn broken_syntax_has_a_place_too() {
+    refused("a = [\n", "1:6", &["unclosed array"]);
+    refused("é = \n", "1:1", &[]);
+    refused("log = \"é\" x", "1:11", &[]);
+}
+
+#[test]
+fn the_reference_explains_every_key() {
+    let text = reference();
+    for line in text.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        assert_eq!(cells.len(), 3, "{line}");
+        assert!(cells[2].trim_end_matches('|').trim().len() > 10, "{line}");
+    }
+    assert!(text.contains("| `kind` | `vhost`, `tap` |"), "{text}");
+    assert!(text.contains("| `vlan` | 1 to 4094 |"), "{text}");
+    assert!(<Config as JsonSchema>::schema_name() == "Config");
+}

@@ -1,0 +1,141 @@
+//! `hayate daemon`: in the foreground until it is told to end.
+//!
+//! One control thread runs everything here (a current-thread tokio runtime): the REST interface,
+//! the vhost-user sessions of the data plane, and the retries of failed ports. Frames are moved
+//! by the data plane's own threads, which never wait for this one.
+//!
+//! Start: lock the directories, read configuration and state, start the workers, open the ports,
+//! then the interface's socket; whoever can connect to it finds everything in place. End (SIGTERM,
+//! SIGINT, SIGHUP): the interface, the ports, the workers, in this order.
+
+mod group;
+mod lock;
+mod log;
+mod notify;
+mod registry;
+mod rest;
+mod server;
+
+pub(crate) use lock::LockError;
+pub(crate) use log::check_log;
+pub(crate) use rest::openapi;
+
+use crate::config::{self, Config, ConfigError};
+use crate::paths::Paths;
+use crate::plane::{Plane, PlaneError};
+use api::CpuList;
+use registry::{Registry, RestoreError};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+/// What the command line said.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) paths: Paths,
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) cpus: Option<CpuList>,
+    pub(crate) log: Option<String>,
+}
+
+/// Why the daemon did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DaemonError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("--log: {0}")]
+    Log(String),
+    #[error("vhost_group: {0}")]
+    Group(#[from] group::GroupError),
+    #[error(transparent)]
+    Lock(#[from] lock::LockError),
+    #[error("{path} cannot be made: {source}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("the workers cannot be started: {0}")]
+    Plane(#[from] PlaneError),
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
+    #[error("the system refuses: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Runs the daemon until a signal ends it.
+pub(crate) fn run(options: &Options) -> Result<(), DaemonError> {
+    let config = match &options.config {
+        Some(file) => config::load(file)?,
+        None => Config::default(),
+    };
+    let words = options.log.as_deref().or(config.log.as_deref()).unwrap_or("info");
+    log::start(words).map_err(DaemonError::Log)?;
+    let group = config.vhost_group.as_deref().map(group::find).transpose()?;
+    let paths = &options.paths;
+    make_directory(&paths.run, 0o755)?;
+    let _locks = lock::take(paths)?;
+    make_directory(&paths.ports(), 0o755)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(options, &config, group))
+}
+
+async fn serve(
+    options: &Options,
+    config: &Config,
+    group: Option<rustix::fs::Gid>,
+) -> Result<(), DaemonError> {
+    // Signals from here on end the daemon in order, also while ports are being opened.
+    let mut ends = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
+        .into_iter()
+        .map(signal)
+        .collect::<Result<Vec<_>, _>>()?;
+    let cpus = options.cpus.as_ref().or(config.cpus.as_ref()).map(CpuList::cpus);
+    let plane = Plane::start(cpus, config.poll_us)?;
+    let (paths, file) = (options.paths.clone(), options.config.clone());
+    let registry = Arc::new(Registry::new(plane, paths.clone(), file, group));
+    let served = async {
+        registry.restore(config).await?;
+        let server = server::Server::start(&paths.api_socket(), rest::router(registry.clone()))?;
+        let retries = tokio::spawn({
+            let registry = registry.clone();
+            async move { registry.retry_failed().await }
+        });
+        info!("ready at {}", paths.api_socket().display());
+        notify::tell("READY=1");
+        let signal = any(&mut ends).await;
+        info!("{signal}: ending");
+        notify::tell("STOPPING=1");
+        retries.abort();
+        server.stop().await;
+        Ok(())
+    };
+    let result = served.await;
+    registry.shutdown().await;
+    if let Err(error) = fs::remove_file(paths.pid_file()) {
+        warn!("{} cannot be removed: {error}", paths.pid_file().display());
+    }
+    info!("ended");
+    result
+}
+
+/// The first of the signals to arrive, by name.
+async fn any(signals: &mut [tokio::signal::unix::Signal]) -> &'static str {
+    let names = ["SIGTERM", "SIGINT", "SIGHUP"];
+    std::future::poll_fn(|context| {
+        for (signal, name) in signals.iter_mut().zip(names) {
+            if signal.poll_recv(context).is_ready() {
+                return std::task::Poll::Ready(name);
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), DaemonError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|source| DaemonError::Directory { path: path.to_owned(), source })
+}

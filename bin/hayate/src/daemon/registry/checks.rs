@@ -1,0 +1,119 @@
+//! What a change must satisfy.
+
+use super::{Registry, not_found};
+use crate::plane::NetworkHandle;
+use api::{Error, ErrorCode, Name, Origin, PortConfig, PortKind, SOCKET_PATH_MAX, Wrong};
+use std::path::{Path, PathBuf};
+
+/// A value that is out of range or does not go with another.
+pub(super) fn invalid(wrong: &Wrong) -> Error {
+    Error::new(ErrorCode::Invalid, wrong.to_string())
+}
+
+/// Something of that name exists and is different.
+pub(super) fn exists(kind: &str, name: &Name) -> Error {
+    Error::new(ErrorCode::Exists, format!("{kind} {name} exists already, made differently"))
+        .hint(format!("`hayate {kind} del {name}` first, or choose another name"))
+}
+
+/// Refuses to touch what the configuration file declares.
+pub(super) fn not_static(
+    registry: &Registry,
+    kind: &str,
+    name: &Name,
+    origin: Origin,
+) -> Result<(), Error> {
+    if origin == Origin::Runtime {
+        return Ok(());
+    }
+    let file = match &registry.config_file {
+        Some(file) => file.display().to_string(),
+        None => "the configuration file".to_owned(),
+    };
+    Err(Error::new(ErrorCode::Static, format!("{kind} {name} is declared in {file}"))
+        .hint("remove it there, then restart the daemon"))
+}
+
+/// Refuses to delete what ports still need.
+pub(super) fn unused(kind: &str, name: &Name, ports: &[Name]) -> Result<(), Error> {
+    if ports.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = ports.iter().map(Name::as_str).collect();
+    let names = names.join(", ");
+    Err(Error::new(ErrorCode::InUse, format!("{kind} {name} still has ports: {names}"))
+        .hint("delete them first: `hayate port del NAME`"))
+}
+
+impl Registry {
+    /// Whether the port may exist beside the others; its network and its socket.
+    pub(super) fn check_port(
+        &self,
+        name: &Name,
+        config: &PortConfig,
+    ) -> Result<(NetworkHandle, PathBuf), Error> {
+        config.check().map_err(|wrong| invalid(&wrong))?;
+        let socket = self.paths.vhost_socket(name, config);
+        if config.kind == PortKind::Vhost {
+            check_length(&socket)?;
+        }
+        if let Some(worker) = config.worker {
+            let workers = self.plane.workers().len();
+            if usize::from(worker) >= workers {
+                let last = workers.saturating_sub(1);
+                let message =
+                    format!("worker: there is no worker {worker}, allowed is 0 to {last}");
+                return Err(Error::new(ErrorCode::Invalid, message)
+                    .hint("`hayate worker list` shows them; `hayate daemon --cpus` makes them"));
+            }
+        }
+        let tables = self.tables.read();
+        let network = &config.network;
+        let Some(found) = tables.networks.get(network) else {
+            return Err(not_found("network", network)
+                .hint(format!("`hayate network add {network}` makes it")));
+        };
+        if let Some(vm) = config.vm.as_ref().filter(|vm| !tables.vms.contains_key(*vm)) {
+            return Err(not_found("vm", vm).hint(format!("`hayate vm add {vm}` makes it")));
+        }
+        for (other, port) in &tables.ports {
+            if other != name && self.collide((name, config), (other, &port.config)) {
+                let place = match config.kind {
+                    PortKind::Vhost => format!("socket {}", socket.display()),
+                    PortKind::Tap => {
+                        format!("interface {}", config.ifname.as_deref().unwrap_or_default())
+                    }
+                };
+                return Err(Error::new(
+                    ErrorCode::InUse,
+                    format!("port {other} has the {place} already"),
+                ));
+            }
+        }
+        Ok((found.handle, socket))
+    }
+
+    fn collide(&self, one: (&Name, &PortConfig), two: (&Name, &PortConfig)) -> bool {
+        match (one.1.kind, two.1.kind) {
+            (PortKind::Vhost, PortKind::Vhost) => {
+                self.paths.vhost_socket(one.0, one.1) == self.paths.vhost_socket(two.0, two.1)
+            }
+            (PortKind::Tap, PortKind::Tap) => {
+                one.1.ifname == two.1.ifname && one.1.netns == two.1.netns
+            }
+            _ => false,
+        }
+    }
+}
+
+fn check_length(socket: &Path) -> Result<(), Error> {
+    let length = socket.as_os_str().len();
+    if length <= SOCKET_PATH_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "socket: {} has {length} bytes, a Unix socket allows {SOCKET_PATH_MAX}",
+        socket.display()
+    );
+    Err(Error::new(ErrorCode::Invalid, message).hint("give a shorter one with --socket"))
+}

@@ -1,0 +1,159 @@
+//! The registry: what exists under which name, and how it is changed.
+//!
+//! Names belong to the registry, handles to the data plane, and this is where one becomes the
+//! other. Everything runs on the daemon's control thread. A change takes `changing` for its whole
+//! length, so changes happen one after the other; `tables` is locked only for moments and never
+//! across an await, so that looking never waits for a change. A change is saved before it is
+//! answered; when saving fails it is undone and refused.
+//!
+//! A port that the host cannot open at start is kept: it is shown as `failed` with the reason
+//! and tried again every [`RETRY`]. One that cannot be opened when it is added is refused.
+
+mod changes;
+mod checks;
+mod ports;
+mod restore;
+mod views;
+
+pub(crate) use restore::RestoreError;
+
+use crate::paths::Paths;
+use crate::plane::{NetworkHandle, Plane, PlaneError, PortHandle};
+use crate::state::{State, StateFile};
+use api::{Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+use tokio::sync::Mutex;
+
+/// Time between two attempts to open a failed port.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// What exists, by name.
+#[derive(Default)]
+struct Tables {
+    networks: BTreeMap<Name, Network>,
+    vms: BTreeMap<Name, Vm>,
+    ports: BTreeMap<Name, Port>,
+}
+
+struct Network {
+    config: NetworkConfig,
+    origin: Origin,
+    handle: NetworkHandle,
+}
+
+struct Vm {
+    config: VmConfig,
+    origin: Origin,
+}
+
+struct Port {
+    config: PortConfig,
+    origin: Origin,
+    open: Result<PortHandle, Failure>,
+}
+
+/// Why and since when a port is not open.
+#[derive(Clone)]
+struct Failure {
+    reason: String,
+    since: Timestamp,
+}
+
+/// See the module's description.
+pub(crate) struct Registry {
+    plane: Plane,
+    paths: Paths,
+    config_file: Option<PathBuf>,
+    vhost_group: Option<rustix::fs::Gid>,
+    store: StateFile,
+    started: (SystemTime, Instant),
+    changing: Mutex<()>,
+    tables: RwLock<Tables>,
+}
+
+impl Registry {
+    pub(crate) fn new(
+        plane: Plane,
+        paths: Paths,
+        config_file: Option<PathBuf>,
+        vhost_group: Option<rustix::fs::Gid>,
+    ) -> Self {
+        Self {
+            store: StateFile::new(&paths.state),
+            plane,
+            paths,
+            config_file,
+            vhost_group,
+            started: (SystemTime::now(), Instant::now()),
+            changing: Mutex::new(()),
+            tables: RwLock::default(),
+        }
+    }
+
+    /// Saves what was declared at run time. The disk may be slow, and sessions run on this
+    /// thread: it is done on another.
+    async fn save(&self) -> Result<(), Error> {
+        let (state, store) = (self.tables.read().state(), self.store.clone());
+        let saved = tokio::task::spawn_blocking(move || store.save(state)).await;
+        match saved {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::new(ErrorCode::Host, error.to_string())),
+            Err(error) => {
+                Err(Error::new(ErrorCode::Host, format!("the state cannot be saved: {error}")))
+            }
+        }
+    }
+
+    /// Closes everything; nothing is changed in the saved state.
+    pub(crate) async fn shutdown(&self) {
+        let _changing = self.changing.lock().await;
+        self.plane.shutdown().await;
+    }
+}
+
+impl Tables {
+    fn state(&self) -> State {
+        let mut state = State::default();
+        let kept = |origin: Origin| origin == Origin::Runtime;
+        for (name, network) in self.networks.iter().filter(|(_, network)| kept(network.origin)) {
+            state.networks.insert(name.clone(), network.config.clone());
+        }
+        for (name, vm) in self.vms.iter().filter(|(_, vm)| kept(vm.origin)) {
+            state.vms.insert(name.clone(), vm.config.clone());
+        }
+        for (name, port) in self.ports.iter().filter(|(_, port)| kept(port.origin)) {
+            state.ports.insert(name.clone(), port.config.clone());
+        }
+        state
+    }
+}
+
+impl Port {
+    fn handle(&self) -> Option<PortHandle> {
+        self.open.as_ref().ok().copied()
+    }
+}
+
+impl Failure {
+    fn now(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), since: SystemTime::now().into() }
+    }
+}
+
+impl From<PlaneError> for Failure {
+    fn from(error: PlaneError) -> Self {
+        Self::now(error.to_string())
+    }
+}
+
+fn host(error: &PlaneError) -> Error {
+    Error::new(ErrorCode::Host, error.to_string())
+}
+
+fn not_found(kind: &str, name: &Name) -> Error {
+    Error::new(ErrorCode::NotFound, format!("there is no {kind} named {name}"))
+        .hint(format!("`hayate {kind} list` shows what there is"))
+}

@@ -1,0 +1,102 @@
+//! Ports come and go.
+
+use super::checks::{exists, not_static};
+use super::{Port, Registry, host, not_found};
+use crate::plane::{NetworkHandle, PlaneError, PortHandle};
+use api::{Error, Name, Origin, PortConfig, PortKind, SocketMode};
+use std::path::{Path, PathBuf};
+use tracing::{info, warn};
+
+impl Registry {
+    /// Makes a port and opens it; `false` if it was there already, made the same way.
+    pub(crate) async fn add_port(
+        &self,
+        name: &Name,
+        config: PortConfig,
+    ) -> Result<(api::Port, bool), Error> {
+        let _changing = self.changing.lock().await;
+        let same =
+            self.tables.read().ports.get(name).map(|port| self.same(name, &port.config, &config));
+        match same {
+            Some(true) => return Ok((self.port(name)?, false)),
+            Some(false) => return Err(exists("port", name)),
+            None => {}
+        }
+        let (network, socket) = self.check_port(name, &config)?;
+        let handle =
+            self.open(name, &config, network, socket).await.map_err(|error| host(&error))?;
+        let port = Port { config, origin: Origin::Runtime, open: Ok(handle) };
+        self.tables.write().ports.insert(name.clone(), port);
+        if let Err(error) = self.save().await {
+            self.tables.write().ports.remove(name);
+            self.close(name, handle).await;
+            return Err(error);
+        }
+        info!("port {name} added");
+        Ok((self.port(name)?, true))
+    }
+
+    /// Closes a port and forgets it.
+    pub(crate) async fn remove_port(&self, name: &Name) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
+        let port = {
+            let mut tables = self.tables.write();
+            let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
+            not_static(self, "port", name, port.origin)?;
+            tables.ports.remove(name).ok_or_else(|| not_found("port", name))?
+        };
+        if let Err(error) = self.save().await {
+            self.tables.write().ports.insert(name.clone(), port);
+            return Err(error);
+        }
+        if let Some(handle) = port.handle() {
+            self.close(name, handle).await;
+        }
+        info!("port {name} removed");
+        Ok(())
+    }
+
+    /// Whether two descriptions of a port mean the same: a default that is said is still one.
+    fn same(&self, name: &Name, one: &PortConfig, two: &PortConfig) -> bool {
+        let full = |config: &PortConfig| {
+            let vhost = config.kind == PortKind::Vhost;
+            PortConfig {
+                socket: vhost.then(|| self.paths.vhost_socket(name, config)),
+                mode: vhost.then(|| config.mode.unwrap_or_default()),
+                queues: Some(config.queue_pairs()),
+                ..config.clone()
+            }
+        };
+        full(one) == full(two)
+    }
+
+    /// Opens a port; a socket that it listens on is then opened to the configured group.
+    pub(super) async fn open(
+        &self,
+        name: &Name,
+        config: &PortConfig,
+        network: NetworkHandle,
+        socket: PathBuf,
+    ) -> Result<PortHandle, PlaneError> {
+        let handle = self.plane.open_port(name, config, network, socket.clone()).await?;
+        let listens =
+            config.kind == PortKind::Vhost && config.mode.unwrap_or_default() == SocketMode::Server;
+        if let Some(group) = self.vhost_group.filter(|_| listens)
+            && let Err(error) = share(&socket, group)
+        {
+            warn!("port {name}: the group cannot be given {}: {error}", socket.display());
+        }
+        Ok(handle)
+    }
+
+    async fn close(&self, name: &Name, handle: PortHandle) {
+        if let Err(error) = self.plane.close_port(handle).await {
+            warn!("port {name} cannot be closed: {error}");
+        }
+    }
+}
+
+fn share(socket: &Path, group: rustix::fs::Gid) -> rustix::io::Result<()> {
+    rustix::fs::chown(socket, None, Some(group))?;
+    rustix::fs::chmod(socket, rustix::fs::Mode::from_raw_mode(0o660))
+}

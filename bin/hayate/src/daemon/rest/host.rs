@@ -1,0 +1,57 @@
+//! The daemon itself: workers, counters, version, health, and the description of the interface.
+
+use super::metrics;
+use crate::daemon::registry::Registry;
+use api::{Health, Stats, Version, Worker};
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use std::sync::Arc;
+
+/// All workers, by number.
+#[utoipa::path(get, path = "/v1/workers", tag = "host", operation_id = "list_workers",
+    responses((status = 200, body = Vec<Worker>)))]
+pub(super) async fn workers(State(registry): State<Arc<Registry>>) -> Json<Vec<Worker>> {
+    Json(registry.workers())
+}
+
+/// All counters at one moment.
+#[utoipa::path(get, path = "/v1/stats", tag = "host", operation_id = "show_stats",
+    responses((status = 200, body = Stats)))]
+pub(super) async fn stats(State(registry): State<Arc<Registry>>) -> Json<Stats> {
+    Json(registry.stats())
+}
+
+/// All counters in the text form of Prometheus.
+#[utoipa::path(get, path = "/v1/metrics", tag = "host", operation_id = "show_metrics",
+    responses((status = 200, body = String, content_type = "text/plain")))]
+pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
+    let text = metrics::write(&registry.stats());
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
+}
+
+/// Which program answers.
+#[utoipa::path(get, path = "/v1/version", tag = "host", operation_id = "show_version",
+    responses((status = 200, body = Version)))]
+pub(super) async fn version() -> Json<Version> {
+    Json(Version {
+        name: "hayate".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        api: api::API_VERSION.to_owned(),
+    })
+}
+
+/// How the daemon is.
+#[utoipa::path(get, path = "/v1/health", tag = "host", operation_id = "show_health",
+    responses((status = 200, body = Health)))]
+pub(super) async fn health(State(registry): State<Arc<Registry>>) -> Json<Health> {
+    Json(registry.health())
+}
+
+/// This description.
+#[utoipa::path(get, path = "/v1/openapi.json", tag = "host", operation_id = "show_openapi",
+    responses((status = 200, body = Object)))]
+pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
+    Json(super::openapi())
+}

@@ -1,0 +1,101 @@
+//! Counters in the text form of Prometheus.
+
+use api::{PortStats, Stats, Traffic, Worker, WorkerState};
+use std::fmt::Write;
+
+/// One metric: its name below `hayate_`, its type, what it counts.
+struct Family<'t> {
+    text: &'t mut String,
+    name: &'static str,
+}
+
+impl<'t> Family<'t> {
+    fn new(text: &'t mut String, name: &'static str, kind: &str, help: &str) -> Self {
+        // Writing to a String cannot fail, here and below.
+        let _ = write!(text, "# HELP hayate_{name} {help}\n# TYPE hayate_{name} {kind}\n");
+        Self { text, name }
+    }
+
+    /// Names and values of labels are ours (names of ports, reasons): nothing to escape.
+    fn sample(&mut self, labels: &[(&str, &str)], value: u64) {
+        let labels: Vec<String> = labels.iter().map(|(key, v)| format!("{key}=\"{v}\"")).collect();
+        let _ = writeln!(self.text, "hayate_{}{{{}}} {value}", self.name, labels.join(","));
+    }
+}
+
+/// A counter of both directions of a port: name, help, value.
+type Both = (&'static str, &'static str, fn(&Traffic) -> u64);
+
+const BOTH: [Both; 6] = [
+    ("port_frames_total", "Frames through a port, named from the switch's side.", |t| t.frames),
+    ("port_bytes_total", "Bytes of these frames.", |t| t.bytes),
+    ("port_gso_frames_total", "Frames passed on unsegmented.", |t| t.gso_frames),
+    ("port_checksums_completed_total", "Checksums completed here.", |t| t.csum_completed),
+    ("port_segmented_total", "Frames segmented here.", |t| t.segmented),
+    ("port_segments_total", "Frames made by segmentation here.", |t| t.segments),
+];
+
+/// A counter of a worker: name, help, value.
+type OfWorker = (&'static str, &'static str, fn(&Worker) -> u64);
+
+const OF_WORKER: [OfWorker; 4] = [
+    ("worker_polls_total", "Times a worker looked at its queues.", |w| w.polls),
+    ("worker_busy_polls_total", "Of these, times it found something.", |w| w.busy_polls),
+    ("worker_sleeps_total", "Times a worker went to sleep.", |w| w.sleeps),
+    ("worker_frames_total", "Frames a worker took from ports.", |w| w.frames),
+];
+
+/// All counters as text.
+pub(super) fn write(stats: &Stats) -> String {
+    let mut text = String::new();
+    let mut uptime = Family::new(&mut text, "uptime_seconds", "gauge", "Age of the daemon.");
+    uptime.sample(&[], stats.uptime_us / 1_000_000);
+    write_ports(&mut text, &stats.ports);
+    for (name, help, value) in OF_WORKER {
+        let mut family = Family::new(&mut text, name, "counter", help);
+        for worker in &stats.workers {
+            family.sample(&[("worker", &worker.id.to_string())], value(worker));
+        }
+    }
+    let mut asleep = Family::new(&mut text, "worker_asleep", "gauge", "1 while a worker sleeps.");
+    for worker in &stats.workers {
+        let value = u64::from(worker.state == WorkerState::Asleep);
+        asleep.sample(&[("worker", &worker.id.to_string())], value);
+    }
+    text
+}
+
+fn write_ports(text: &mut String, ports: &[PortStats]) {
+    for (name, help, value) in BOTH {
+        let mut family = Family::new(text, name, "counter", help);
+        for port in ports {
+            for (direction, traffic) in [("from", &port.from_port), ("to", &port.to_port)] {
+                let labels = labels(port);
+                family.sample(&[labels[0], labels[1], ("direction", direction)], value(traffic));
+            }
+        }
+    }
+    let help = "Additional copies of frames that went to several ports.";
+    let mut copies = Family::new(text, "port_flood_copies_total", "counter", help);
+    for port in ports {
+        copies.sample(&labels(port), port.flood_copies);
+    }
+    let help = "Frames not delivered, by reason.";
+    let mut drops = Family::new(text, "port_drops_total", "counter", help);
+    for port in ports {
+        for (reason, count) in &port.drops {
+            let labels = labels(port);
+            drops.sample(&[labels[0], labels[1], ("reason", reason)], *count);
+        }
+    }
+    let help = "1 for the state a port is in.";
+    let mut state = Family::new(text, "port_state", "gauge", help);
+    for port in ports {
+        let labels = labels(port);
+        state.sample(&[labels[0], labels[1], ("state", port.state.as_str())], 1);
+    }
+}
+
+fn labels(port: &PortStats) -> [(&'static str, &str); 2] {
+    [("port", port.name.as_str()), ("network", port.network.as_str())]
+}

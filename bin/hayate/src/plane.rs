@@ -1,0 +1,250 @@
+//! The only place that knows the data plane's types: translates between them and [`api`].
+//!
+//! Called by the registry on the daemon's control thread. Handles are not checked here: whoever
+//! holds one has not given it back yet.
+
+use api::{Mac, PortState, Timestamp};
+use dataplane::{Host, NetworkSpec, Options, PortSpec, TapSpec, VhostSpec, VlanMode};
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An open network.
+pub(crate) type NetworkHandle = dataplane::NetworkId;
+
+/// An open port.
+pub(crate) type PortHandle = dataplane::PortId;
+
+/// The host refused; the text says what and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct PlaneError(String);
+
+impl From<dataplane::HostError> for PlaneError {
+    fn from(error: dataplane::HostError) -> Self {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let cause_text = cause.to_string();
+            // Some errors repeat their cause in their own text.
+            if !text.contains(&cause_text) {
+                text = format!("{text}: {cause_text}");
+            }
+            source = cause.source();
+        }
+        Self(text)
+    }
+}
+
+/// What an open port is doing.
+pub(crate) struct Live {
+    pub(crate) state: PortState,
+    pub(crate) since: Timestamp,
+    pub(crate) failure: Option<String>,
+    pub(crate) last_fault: Option<String>,
+    pub(crate) sessions: u64,
+    pub(crate) features: u64,
+    pub(crate) mtu: Option<u16>,
+    pub(crate) mac: Option<Mac>,
+    pub(crate) page_size: Option<usize>,
+    pub(crate) from_port: api::Traffic,
+    pub(crate) to_port: api::Traffic,
+    pub(crate) flood_copies: u64,
+    pub(crate) drops: Vec<(&'static str, u64)>,
+    pub(crate) queues: Vec<api::Queue>,
+}
+
+/// A learned address and the port it is behind.
+pub(crate) struct Learned {
+    pub(crate) mac: Mac,
+    pub(crate) vlan: Option<u16>,
+    pub(crate) port: PortHandle,
+    pub(crate) age: Duration,
+    pub(crate) fixed: bool,
+}
+
+/// The data plane of this daemon.
+#[derive(Clone)]
+pub(crate) struct Plane {
+    host: Host,
+}
+
+impl Plane {
+    /// Starts the workers; sessions run on the calling runtime.
+    pub(crate) fn start(
+        cpus: Option<Vec<usize>>,
+        poll_us: Option<u32>,
+    ) -> Result<Self, PlaneError> {
+        let defaults = Options::default();
+        let poll_us = poll_us.unwrap_or(defaults.poll_us);
+        let options = Options { cpus, poll_us };
+        Ok(Self { host: Host::start(&options, tokio::runtime::Handle::current())? })
+    }
+
+    pub(crate) fn add_network(
+        &self,
+        name: &api::Name,
+        config: &api::NetworkConfig,
+    ) -> Result<NetworkHandle, PlaneError> {
+        Ok(self.host.add_network(&NetworkSpec {
+            name: name.to_string(),
+            mac_limit: config.mac_limit as usize,
+            mac_age: Duration::from_secs(config.mac_age.into()),
+        })?)
+    }
+
+    pub(crate) fn remove_network(&self, network: NetworkHandle) -> Result<(), PlaneError> {
+        Ok(self.host.remove_network(network)?)
+    }
+
+    /// Opens a port; `socket` is used for vhost only.
+    pub(crate) async fn open_port(
+        &self,
+        name: &api::Name,
+        config: &api::PortConfig,
+        network: NetworkHandle,
+        socket: PathBuf,
+    ) -> Result<PortHandle, PlaneError> {
+        let spec = PortSpec {
+            name: name.to_string(),
+            network,
+            vlan: vlan_mode(config),
+            mac_limit: config.mac_limit.map(|limit| limit as usize),
+            mtu: config.mtu,
+            worker: config.worker,
+            kind: kind(config, socket),
+        };
+        Ok(self.host.add_port(spec).await?)
+    }
+
+    pub(crate) async fn close_port(&self, port: PortHandle) -> Result<(), PlaneError> {
+        Ok(self.host.remove_port(port).await?)
+    }
+
+    /// What the port is doing; `None` once it is closed.
+    pub(crate) fn live(&self, port: PortHandle) -> Option<Live> {
+        let status = self.host.port_status(port)?;
+        let (state, failure) = match status.state {
+            dataplane::PortState::Waiting => (PortState::Waiting, None),
+            dataplane::PortState::Connected => (PortState::Connected, None),
+            dataplane::PortState::Running => (PortState::Running, None),
+            dataplane::PortState::Faulted { reason } => (PortState::Faulted, Some(reason)),
+        };
+        Some(Live {
+            state,
+            since: status.since.into(),
+            failure,
+            last_fault: status.last_fault,
+            sessions: status.sessions,
+            features: status.features,
+            mtu: status.mtu,
+            mac: status.mac.map(Mac),
+            page_size: status.page_size,
+            from_port: traffic(status.from_port),
+            to_port: traffic(status.to_port),
+            flood_copies: status.flood_copies,
+            drops: status.drops.into_iter().map(|(reason, n)| (reason.name(), n)).collect(),
+            queues: status.queues.iter().map(queue).collect(),
+        })
+    }
+
+    pub(crate) fn workers(&self) -> Vec<api::Worker> {
+        self.host.workers().into_iter().map(worker).collect()
+    }
+
+    pub(crate) fn learned(&self, network: NetworkHandle) -> Vec<Learned> {
+        let entries = self.host.fdb(network).into_iter();
+        entries
+            .map(|entry| Learned {
+                mac: Mac(entry.mac),
+                vlan: entry.vlan,
+                port: entry.port,
+                age: entry.age,
+                fixed: entry.fixed,
+            })
+            .collect()
+    }
+
+    /// Closes all ports and joins the workers.
+    pub(crate) async fn shutdown(&self) {
+        self.host.shutdown().await;
+    }
+}
+
+fn vlan_mode(config: &api::PortConfig) -> VlanMode {
+    match (&config.trunk, config.vlan) {
+        (Some(set), _) => {
+            VlanMode::Trunk { allowed: set.ids().collect(), native: config.native }
+        }
+        (None, Some(vlan)) => VlanMode::Access(vlan),
+        (None, None) => VlanMode::None,
+    }
+}
+
+fn kind(config: &api::PortConfig, socket: PathBuf) -> dataplane::PortKind {
+    let queues = config.queue_pairs();
+    match config.kind {
+        api::PortKind::Vhost => dataplane::PortKind::Vhost(VhostSpec {
+            socket,
+            mode: match config.mode.unwrap_or_default() {
+                api::SocketMode::Server => dataplane::SocketMode::Server,
+                api::SocketMode::Client => dataplane::SocketMode::Client,
+            },
+            queues,
+            features_off: api::Offload::features_off(&config.no_offload),
+        }),
+        api::PortKind::Tap => dataplane::PortKind::Tap(TapSpec {
+            ifname: config.ifname.clone().unwrap_or_default(),
+            netns: config.netns.clone(),
+            queues,
+        }),
+    }
+}
+
+fn traffic(traffic: dataplane::Traffic) -> api::Traffic {
+    api::Traffic {
+        frames: traffic.frames,
+        bytes: traffic.bytes,
+        gso_frames: traffic.gso_frames,
+        csum_completed: traffic.csum_completed,
+        segmented: traffic.segmented,
+        segments: traffic.segments,
+    }
+}
+
+fn queue(queue: &dataplane::QueueStatus) -> api::Queue {
+    api::Queue {
+        index: queue.index,
+        dir: queue.dir.to_string(),
+        size: queue.size,
+        packed: queue.packed,
+        running: queue.running,
+        enabled: queue.enabled,
+        worker: queue.worker,
+        frames: queue.frames,
+        kicks: queue.kicks,
+        interrupts: queue.interrupts,
+    }
+}
+
+fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
+    // Ports get their names from the registry, so each one parses; one that did not would only
+    // be missing from this list.
+    let queues = worker
+        .queues
+        .into_iter()
+        .filter_map(|(port, queue)| port.parse().ok().map(|port| api::WorkerQueue { port, queue }));
+    api::Worker {
+        id: worker.id,
+        cpu: worker.cpu,
+        state: match worker.state {
+            dataplane::WorkerState::Polling => api::WorkerState::Polling,
+            dataplane::WorkerState::Asleep => api::WorkerState::Asleep,
+        },
+        queues: queues.collect(),
+        polls: worker.polls,
+        busy_polls: worker.busy_polls,
+        sleeps: worker.sleeps,
+        frames: worker.frames,
+    }
+}

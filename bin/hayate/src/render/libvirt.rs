@@ -1,0 +1,64 @@
+//! XML for libvirt: shared memory, and an interface for each vhost port of a VM.
+
+use super::qemu::queue_pairs;
+use api::{Mac, Port, SocketMode, Vm};
+use std::fmt::Write;
+
+/// The parts of a domain's XML that connect it to hayate; `ports` are the VM's.
+pub(crate) fn xml(vm: &Vm, ports: &[Port], packed: bool) -> String {
+    let mut xml = format!(
+        "\
+<!-- in <domain>, in place of what is there -->
+<memory unit='KiB'>{}</memory>
+<vcpu>{}</vcpu>
+<memoryBacking>
+  <source type='memfd'/>
+  <access mode='shared'/>
+</memoryBacking>
+",
+        vm.memory.bytes() / 1024,
+        vm.vcpus
+    );
+    if !ports.is_empty() {
+        xml.push_str("\n<!-- in <devices> -->\n");
+    }
+    for port in ports {
+        interface(&mut xml, vm, port, packed);
+    }
+    xml
+}
+
+fn interface(xml: &mut String, vm: &Vm, port: &Port, packed: bool) {
+    let mac = Mac::of_port(vm.name.as_str(), port.name.as_str());
+    let socket = port.socket.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    let socket = escaped(&socket);
+    // libvirt says who QEMU is, hayate who the daemon is.
+    let source = match port.mode.unwrap_or_default() {
+        SocketMode::Server => format!(
+            "<source type='unix' path='{socket}' mode='client'>\n    \
+             <reconnect enabled='yes' timeout='1'/>\n  </source>"
+        ),
+        SocketMode::Client => format!("<source type='unix' path='{socket}' mode='server'/>"),
+    };
+    let packed = if packed { " packed='on'" } else { "" };
+    let queues = queue_pairs(vm, port);
+    // Writing to a String cannot fail.
+    let _ = write!(
+        xml,
+        "\
+<interface type='vhostuser'>
+  <mac address='{mac}'/>
+  {source}
+  <model type='virtio'/>
+  <driver queues='{queues}' rx_queue_size='1024' tx_queue_size='1024'{packed}/>
+"
+    );
+    if let Some(mtu) = port.config.mtu {
+        let _ = writeln!(xml, "  <mtu size='{mtu}'/>");
+    }
+    xml.push_str("</interface>\n");
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
+}

@@ -1,0 +1,138 @@
+//! Arguments for QEMU: shared memory, and a card for each vhost port of a VM.
+//!
+//! Only what connects the VM to hayate is said; machine, disks and console are the user's.
+
+use api::{DEFAULT_QUEUES, Mac, Port, SocketMode, Vm};
+use std::fmt;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+/// Version of QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(u32, u32);
+
+/// The newest QEMU whose arguments are known.
+pub(crate) const NEWEST: Version = Version(11, 1);
+
+/// From here on a reconnection is timed in milliseconds, `reconnect-ms`; before, in seconds,
+/// `reconnect`.
+const RECONNECT_MS: Version = Version(9, 2);
+
+/// Time until QEMU tries to connect again, when the daemon went away.
+const RECONNECT: (&str, &str) = ("reconnect-ms=300", "reconnect=1");
+
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split('.');
+        let major = parts.next().and_then(|part| part.parse().ok());
+        let minor = parts.next().map_or(Some(0), |part| part.parse().ok());
+        match (major, minor) {
+            (Some(major), Some(minor)) => Ok(Self(major, minor)),
+            _ => Err("a version like 9.2 is allowed".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// Version of the QEMU that is installed for this machine's kind of CPU.
+pub(crate) fn installed() -> Option<Version> {
+    let program = format!("qemu-system-{}", std::env::consts::ARCH);
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    version_in(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// The version in `QEMU emulator version 9.2.1 (Debian ...)`.
+fn version_in(text: &str) -> Option<Version> {
+    text.split_once("version ")?.1.split_whitespace().next()?.parse().ok()
+}
+
+/// One option and its value.
+pub(crate) type Argument = [String; 2];
+
+/// All arguments. `ports` are the VM's.
+pub(crate) fn arguments(vm: &Vm, ports: &[Port], version: Version, packed: bool) -> Vec<Argument> {
+    let mut arguments = vec![
+        argument("-m", vm.memory.to_string()),
+        argument("-smp", vm.vcpus.to_string()),
+        argument(
+            "-object",
+            format!("memory-backend-memfd,id=hayate-memory,size={},share=on", vm.memory),
+        ),
+        argument("-machine", "memory-backend=hayate-memory".to_owned()),
+    ];
+    for port in ports {
+        arguments.extend(port_arguments(vm, port, version, packed));
+    }
+    arguments
+}
+
+fn argument(option: &str, value: String) -> Argument {
+    [option.to_owned(), value]
+}
+
+fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argument; 3] {
+    let name = &port.name;
+    let reconnect = if version >= RECONNECT_MS { RECONNECT.0 } else { RECONNECT.1 };
+    let socket = port.socket.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
+    // In QEMU's lists a comma is written twice.
+    let socket = socket.replace(',', ",,");
+    let role = match port.mode.unwrap_or_default() {
+        SocketMode::Server => reconnect,
+        SocketMode::Client => "server=on,wait=off",
+    };
+    let pairs = queue_pairs(vm, port);
+    let queues = if pairs > 1 { format!(",queues={pairs}") } else { String::new() };
+    let mut device = format!(
+        "virtio-net-pci,netdev=net-{name},mac={}",
+        Mac::of_port(vm.name.as_str(), name.as_str())
+    );
+    if pairs > 1 {
+        // One vector for each queue, one for the configuration, one for the control queue.
+        device.push_str(&format!(",mq=on,vectors={}", 2 * pairs + 2));
+    }
+    device.push_str(",rx_queue_size=1024,tx_queue_size=1024");
+    if let Some(mtu) = port.config.mtu {
+        device.push_str(&format!(",host_mtu={mtu}"));
+    }
+    if packed {
+        device.push_str(",packed=on");
+    }
+    [
+        argument("-chardev", format!("socket,id=char-{name},path={socket},{role}")),
+        argument("-netdev", format!("vhost-user,id=net-{name},chardev=char-{name}{queues}")),
+        argument("-device", device),
+    ]
+}
+
+/// Queue pairs to ask for: as told, else one for each virtual CPU.
+pub(super) fn queue_pairs(vm: &Vm, port: &Port) -> u16 {
+    port.config.queues.unwrap_or(vm.vcpus.clamp(1, DEFAULT_QUEUES))
+}
+
+/// One option a line, for `$(hayate vm qemu NAME)`: a shell splits it at blanks.
+pub(crate) fn plain(arguments: &[Argument]) -> String {
+    arguments.iter().map(|argument| format!("{}\n", argument.join(" "))).collect()
+}
+
+/// Quoted, with a backslash at the end of each line but the last, to be pasted.
+pub(crate) fn for_shell(arguments: &[Argument]) -> String {
+    let lines: Vec<String> =
+        arguments.iter().map(|[option, value]| format!("{option} {}", quoted(value))).collect();
+    format!("{}\n", lines.join(" \\\n"))
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_=,./:+@%".contains(&b);
+    if word.bytes().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}

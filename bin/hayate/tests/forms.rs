@@ -1,0 +1,226 @@
+//! The forms of the command that scripts rely on, word for word.
+
+mod common;
+
+use common::{Daemon, until};
+use std::process::Command;
+
+#[test]
+fn networks_come_and_go() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    daemon.ok("network add lab --mac-limit 16 --mac-age 60");
+    let networks = daemon.json("network list --json");
+    assert_eq!(networks[0]["name"], "lab");
+    assert_eq!((&networks[0]["mac_limit"], &networks[0]["mac_age"]), (&16.into(), &60.into()));
+    assert_eq!(networks[1]["name"], "lan");
+    assert!(daemon.ok("network show lan").contains("4096"));
+    daemon.ok("network del lab");
+    assert_eq!(daemon.json("network list --json").as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_vhost_port_has_its_socket() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    let socket = daemon.run_dir.join("own.sock");
+    let shown = socket.display();
+    daemon.ok(&format!("port add a --network lan --kind vhost --socket {shown}"));
+    assert!(socket.exists());
+    // Without a path it gets one below the run directory.
+    daemon.ok("port add b --network lan --kind vhost --mode server --queues 4");
+    let default = daemon.run_dir.join("ports/b.sock");
+    assert!(default.exists());
+    let ports = daemon.json("port list --json");
+    assert_eq!(ports[0]["socket"], shown.to_string());
+    assert_eq!(ports[1]["socket"], default.display().to_string());
+    assert_eq!((&ports[1]["mode"], &ports[1]["queue_pairs"]), (&"server".into(), &4.into()));
+    // QEMU listens: nothing is made here.
+    let theirs = daemon.run_dir.join("qemu.sock");
+    let words = format!("port add c --network lan --kind vhost --socket {} --mode client", theirs.display());
+    daemon.ok(&words);
+    assert!(!theirs.exists());
+    daemon.ok("port del a");
+    assert!(!socket.exists());
+    daemon.stop();
+    assert!(!default.exists());
+}
+
+#[test]
+fn a_relative_socket_is_relative_to_the_command() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let run_dir = daemon.run_dir.display().to_string();
+    let words = format!("--run-dir {run_dir} port add a --network lan --kind vhost --socket a.sock");
+    let mut command = Command::new(common::HAYATE);
+    let status = command.args(words.split(' ')).current_dir(elsewhere.path()).status().unwrap();
+    assert!(status.success());
+    assert!(elsewhere.path().join("a.sock").exists());
+}
+
+#[test]
+fn a_tap_port_has_its_interface() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    daemon.ok("port add host --network lan --kind tap --ifname hayate0 --mtu 9000");
+    let link = daemon.inside("ip link show hayate0");
+    assert!(link.contains("mtu 9000") && link.contains("LOWER_UP"), "{link}");
+    let port = &daemon.json("port list --json")[0];
+    assert_eq!((&port["ifname"], &port["state"]), (&"hayate0".into(), &"running".into()));
+    daemon.ok("port del host");
+    let links = daemon.inside("ip -o link");
+    assert!(!links.contains("hayate0"), "{links}");
+}
+
+#[test]
+fn a_tap_port_in_a_namespace() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    // A namespace by path: that of a process, as a container's is found.
+    let mut other = common::unshare(&["--net", "--", "sleep", "600"]).spawn().unwrap();
+    let netns = format!("/proc/{}/ns/net", other.id());
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+    until("the namespace is there", || {
+        std::fs::read_link(&netns).is_ok_and(|found| found != own)
+    });
+    daemon.ok(&format!("port add blue --network lan --kind tap --ifname eth0 --netns {netns}"));
+    let inside = Command::new("nsenter")
+        .args(["--net", "--target", &other.id().to_string(), "--", "ip", "-o", "link"])
+        .output()
+        .unwrap();
+    let links = String::from_utf8(inside.stdout).unwrap();
+    let port = daemon.json("port show blue --json");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(links.contains("eth0"), "{links}");
+    assert_eq!(port["netns"], netns);
+    assert!(!daemon.inside("ip -o link").contains("eth0"));
+}
+
+#[test]
+fn a_list_of_ports_has_what_scripts_need() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    daemon.ok("vm add web");
+    daemon.ok("port add web0 --network lan --kind vhost --vm web");
+    daemon.ok("port add t --network lan --kind tap --ifname t0");
+    let ports = daemon.json("port list --json");
+    let [t, web0] = ports.as_array().unwrap().as_slice() else { panic!("{ports}") };
+    for port in [t, web0] {
+        for key in ["name", "kind", "network", "state", "since"] {
+            assert!(port[key].is_string(), "{key}: {port}");
+        }
+        for direction in ["from_port", "to_port"] {
+            for key in ["frames", "bytes"] {
+                assert!(port[direction][key].is_u64(), "{key}: {port}");
+            }
+        }
+        assert!(port["features"].is_array() && port["drops"].is_object(), "{port}");
+        assert!(port["queues"].is_array() && port["features_hex"].is_string(), "{port}");
+        for key in ["vm", "last_fault", "failure"] {
+            assert!(port.get(key).is_some(), "{key}: {port}");
+        }
+    }
+    assert_eq!((&web0["vm"], &web0["state"]), (&"web".into(), &"waiting".into()));
+    assert_eq!((&t["vm"], &t["kind"]), (&serde_json::Value::Null, &"tap".into()));
+    // What was made can be made again from what is shown.
+    assert_eq!(daemon.http("PUT", "/v1/ports/web0", &web0["config"].to_string()).0, 200);
+    let table = daemon.ok("port list");
+    assert!(table.starts_with("PORT ") && table.lines().count() == 3, "{table}");
+}
+
+#[test]
+fn vlans_queues_and_offloads_are_kept() {
+    let daemon = Daemon::start(&["--cpus", "0"]);
+    daemon.ok("network add lan");
+    daemon.ok("port add a --network lan --kind vhost --vlan 10 --mtu 9000 --worker 0");
+    daemon.ok("port add r --network lan --kind vhost --trunk 10,20-30 --native 5 --mac-limit 16");
+    daemon.ok("port add p --network lan --kind vhost --no-offload csum,tso4,mrg-rxbuf");
+    let ports = daemon.json("port list --json");
+    assert_eq!((&ports[0]["vlan"], &ports[0]["mtu"]), (&10.into(), &9000.into()));
+    assert_eq!(ports[0]["worker"], 0);
+    assert_eq!(ports[1]["config"]["no_offload"], serde_json::json!(["csum", "tso4", "mrg-rxbuf"]));
+    assert_eq!((&ports[2]["trunk"], &ports[2]["native"]), (&"10,20-30".into(), &5.into()));
+    assert!(daemon.ok("port show r").contains("trunk 10,20-30, native 5"));
+}
+
+#[test]
+fn vms_and_what_qemu_gets() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    daemon.ok("vm add web --memory 2G --vcpus 4");
+    daemon.ok("vm add plain");
+    daemon.ok("port add web0 --network lan --kind vhost --vm web");
+    let vms = daemon.json("vm list --json");
+    assert_eq!((&vms[0]["memory"], &vms[0]["vcpus"]), (&"1G".into(), &1.into()));
+    assert_eq!(daemon.json("vm show web --json")["ports"], serde_json::json!(["web0"]));
+    let words = daemon.ok("vm qemu web --qemu-version 9.2");
+    for part in ["-m 2G\n", "share=on\n", "web0.sock,reconnect-ms=", "queues=4\n", "mac=02:"] {
+        assert!(words.contains(part), "{part:?} is not in {words}");
+    }
+    assert_eq!(words, daemon.ok("vm qemu web --qemu-version 9.2"), "it is the same every time");
+    assert!(daemon.ok("vm qemu web --qemu-version 7.2").contains(",reconnect=1\n"));
+    let array = daemon.json("vm qemu web --json --qemu-version 9.2");
+    let joined: Vec<&str> = array.as_array().unwrap().iter().map(|v| v.as_str().unwrap()).collect();
+    assert_eq!(joined, words.split_whitespace().collect::<Vec<_>>());
+    assert!(daemon.ok("vm libvirt web").contains("<interface type='vhostuser'>"));
+    daemon.fails("vm del web", 5, &["web0", "hint"]);
+    daemon.ok("port del web0");
+    daemon.ok("vm del web");
+}
+
+#[test]
+fn everything_is_shown() {
+    let daemon = Daemon::start(&["--cpus", "0,1"]);
+    daemon.ok("network add lan");
+    daemon.ok("port add a --network lan --kind vhost");
+    let text = daemon.ok("show");
+    assert!(text.contains("1 network, 0 VMs, 1 port, 2 workers"), "{text}");
+    let all = daemon.json("show --json");
+    for key in ["version", "health", "networks", "vms", "ports", "workers"] {
+        assert!(all.get(key).is_some(), "{key}");
+    }
+    assert_eq!(daemon.json("worker list --json").as_array().unwrap().len(), 2);
+    assert!(daemon.ok("stats").contains("waiting"));
+    assert!(daemon.json("stats --json")["uptime_us"].as_u64().unwrap() > 0);
+    let watched = daemon.ok("stats --watch --count 2 --json");
+    let times = watched.lines().map(|line| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap()["uptime_us"].as_u64().unwrap()
+    });
+    let times: Vec<u64> = times.collect();
+    assert!(times.len() == 2 && times[0] < times[1], "{times:?}");
+    assert_eq!(daemon.json("fdb lan --json"), serde_json::json!([]));
+}
+
+#[test]
+fn the_host_and_a_namespace_reach_each_other_and_are_counted() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    daemon.ok("port add host --network lan --kind tap --ifname hayate0");
+    let mut other = common::unshare(&["--net", "--", "sleep", "600"]).spawn().unwrap();
+    let (pid, netns) = (other.id().to_string(), format!("/proc/{}/ns/net", other.id()));
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+    until("the namespace is there", || {
+        std::fs::read_link(&netns).is_ok_and(|found| found != own)
+    });
+    daemon.ok(&format!("port add blue --network lan --kind tap --ifname eth0 --netns {netns}"));
+    daemon.inside("ip address add 192.0.2.1/24 dev hayate0");
+    let status = Command::new("nsenter")
+        .args(["--net", "--target", &pid, "--", "ip", "address", "add", "192.0.2.2/24", "dev", "eth0"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    daemon.inside("ping -c 3 -i 0.2 -w 30 192.0.2.2");
+    let fdb = daemon.json("fdb lan --json");
+    let ports = daemon.json("port list --json");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let known: Vec<&str> =
+        fdb.as_array().unwrap().iter().map(|entry| entry["port"].as_str().unwrap()).collect();
+    assert!(known.contains(&"host") && known.contains(&"blue"), "{fdb}");
+    for port in ports.as_array().unwrap() {
+        assert!(port["from_port"]["frames"].as_u64().unwrap() >= 3, "{port}");
+        assert!(port["to_port"]["bytes"].as_u64().unwrap() >= 3 * 98, "{port}");
+    }
+}

@@ -1,0 +1,290 @@
+//! The way out: one burst's open destinations, and the work a receiver cannot do itself.
+//!
+//! A worker opens a destination (takes its lock) at the first frame for it in a burst and closes
+//! it at the end: one lock and one decision about an interrupt per burst and destination. It never
+//! waits for a lock while it holds another: if a destination is busy, everything open is closed
+//! first. So two workers that send to each other's ports cannot stop each other.
+
+use arrayvec::ArrayVec;
+use packet::segment::{Scratch, Segmenter};
+use packet::{Checked, Offloads, checksum, flow_hash};
+use parking_lot::MutexGuard;
+use switch::{DropReason, PortId};
+
+use crate::counters::QueueCounters;
+use crate::frame::{Body, FRAME_MAX, Frame, Head};
+use crate::port::tap::TapPort;
+use crate::port::vhost::VhostPort;
+use crate::port::vhost::rx::{LiveRx, RxQueue};
+use crate::port::{Kind, Port, PortMap, Refused, Sink};
+
+/// Most destinations open at once; with more the oldest is closed.
+const OPEN_MAX: usize = 8;
+
+/// Worker-local room to finish a frame in: a whole frame in one piece, and its headers.
+#[derive(Debug)]
+pub(crate) struct Workshop {
+    linear: Box<[u8]>,
+    head: Head,
+    scratch: Scratch,
+}
+
+impl Workshop {
+    pub(crate) fn new() -> Self {
+        Self { linear: vec![0; FRAME_MAX].into_boxed_slice(), head: Head::new(), scratch: [0; size_of::<Scratch>()] }
+    }
+}
+
+/// A destination opened in this burst.
+struct Open<'a> {
+    port: PortId,
+    index: u16,
+    vhost: &'a VhostPort,
+    queue: &'a RxQueue,
+    live: MutexGuard<'a, Option<Box<LiveRx>>>,
+}
+
+impl Open<'_> {
+    fn close(mut self) {
+        let Some(live) = self.live.as_mut() else { return };
+        live.finish(&self.queue.counters);
+        if live.mem.faulted() {
+            *self.live = None;
+            self.vhost.report(
+                "memory-vanished",
+                "guest memory was truncated under the running session",
+            );
+        }
+    }
+}
+
+/// The destinations of one burst.
+pub(crate) struct Egress<'a> {
+    ports: &'a PortMap,
+    open: ArrayVec<Open<'a>, OPEN_MAX>,
+    /// Frames to come in this part of the burst.
+    expected: u16,
+    workshop: &'a mut Workshop,
+}
+
+impl<'a> Egress<'a> {
+    pub(crate) fn new(ports: &'a PortMap, workshop: &'a mut Workshop) -> Self {
+        Self { ports, open: ArrayVec::new(), expected: 0, workshop }
+    }
+
+    /// Says that `n` frames will follow, likely to where the last ones went.
+    #[inline]
+    pub(crate) fn expect(&mut self, n: u16) {
+        self.expected = n;
+        if let [Open { live, .. }] = self.open.as_slice()
+            && let Some(live) = live.as_ref()
+        {
+            live.warm(n);
+        }
+    }
+
+    /// Sends `frame` out by port `to`, or counts why not. A frame to a port that is gone counts
+    /// at `sender`.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        to: PortId,
+        frame: &mut Frame<'_, '_>,
+        sender: &QueueCounters,
+    ) {
+        let Some(port) = self.ports.get(to) else {
+            sender.drop(DropReason::PortDown, 1);
+            return;
+        };
+        match &port.kind {
+            Kind::Vhost(vhost) => self.send_vhost(port, vhost, frame),
+            Kind::Tap(tap) => self.send_tap(port, tap, frame),
+        }
+    }
+
+    #[inline]
+    fn send_vhost(&mut self, port: &'a Port, vhost: &'a VhostPort, frame: &mut Frame<'_, '_>) {
+        let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));
+        let index = chosen.unwrap_or(0);
+        let Some(at) = self.find(port, vhost, index) else { return };
+        let Self { open, workshop, .. } = self;
+        let Some(Open { live, queue, .. }) = open.get_mut(at) else { return };
+        let counters = &queue.counters;
+        let refused = match live.as_deref_mut() {
+            Some(rx) => transmit(rx, port.mtu(), frame, workshop, counters),
+            None => Err(Refused::Drop(DropReason::PortDown)),
+        };
+        match refused {
+            Ok(()) => {}
+            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
+            Err(Refused::Fault(fault)) => {
+                counters.drop(DropReason::GuestFault, 1);
+                **live = None;
+                vhost.report(fault.name(), &fault.to_string());
+            }
+        }
+    }
+
+    /// The place of this destination among the open ones, opening it if need be.
+    #[inline]
+    fn find(&mut self, port: &'a Port, vhost: &'a VhostPort, index: u16) -> Option<usize> {
+        let is = |open: &Open<'_>| open.port == port.id && open.index == index;
+        if let Some(at) = self.open.iter().position(is) {
+            return Some(at);
+        }
+        let queue = vhost.rx.get(usize::from(index))?;
+        if self.open.is_full() {
+            self.open.remove(0).close();
+        }
+        let live = match queue.live.try_lock() {
+            Some(live) => live,
+            None => {
+                self.close();
+                queue.live.lock()
+            }
+        };
+        if let Some(live) = live.as_ref() {
+            live.warm(self.expected);
+        }
+        self.open.push(Open { port: port.id, index, vhost, queue, live });
+        Some(self.open.len() - 1)
+    }
+
+    fn send_tap(&mut self, port: &'a Port, tap: &'a TapPort, frame: &mut Frame<'_, '_>) {
+        let chosen = tap.choose(|| flow_hash(frame.head.bytes()));
+        let Some(queue) = tap.rx.get(chosen) else { return };
+        let mut live = match queue.live.try_lock() {
+            Some(live) => live,
+            None => {
+                self.close();
+                queue.live.lock()
+            }
+        };
+        let counters = &queue.counters;
+        if let Err(Refused::Drop(reason)) =
+            transmit(&mut *live, port.mtu(), frame, self.workshop, counters)
+        {
+            counters.drop(reason, 1);
+        }
+    }
+
+    /// End of the burst: every open destination is shown what it got, and interrupted if it asked.
+    pub(crate) fn close(&mut self) {
+        for open in self.open.drain(..) {
+            open.close();
+        }
+    }
+}
+
+impl Drop for Egress<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Delivers `frame` to `sink`, finished first if the sink cannot take it unfinished, and counts it.
+#[inline]
+fn transmit(
+    sink: &mut impl Sink,
+    mtu: u32,
+    frame: &mut Frame<'_, '_>,
+    workshop: &mut Workshop,
+    counters: &QueueCounters,
+) -> Result<(), Refused> {
+    if mtu != 0 && over_mtu(frame, mtu) {
+        return Err(Refused::Drop(DropReason::MtuExceeded));
+    }
+    if !sink.offloads().contains(frame.offload.needs()) {
+        return finish(sink, frame, workshop, counters);
+    }
+    put(sink, frame, counters)
+}
+
+#[inline]
+fn put(
+    sink: &mut impl Sink,
+    frame: &mut Frame<'_, '_>,
+    counters: &QueueCounters,
+) -> Result<(), Refused> {
+    sink.put(frame)?;
+    counters.frames.add(1);
+    counters.bytes.add(frame.len as u64);
+    counters.gso_frames.add(u64::from(frame.offload.gso.is_some()));
+    Ok(())
+}
+
+/// Completes the checksum, or segments, in worker-local memory; then delivers.
+///
+/// Of a segmented frame every segment is delivered or counted as dropped on its own.
+#[cold]
+fn finish(
+    sink: &mut impl Sink,
+    frame: &mut Frame<'_, '_>,
+    workshop: &mut Workshop,
+    counters: &QueueCounters,
+) -> Result<(), Refused> {
+    let Workshop { linear, head, scratch } = workshop;
+    let whole = gather(linear, frame).ok_or(Refused::Drop(DropReason::FrameTooBig))?;
+    if frame.offload.gso.is_none() {
+        let Some(csum) = frame.offload.csum else { return put(sink, frame, counters) };
+        if !checksum::complete(whole, csum.start, csum.offset) {
+            return Err(Refused::Drop(DropReason::BadOffload));
+        }
+        counters.csum_completed.add(1);
+        let rest = head.fill_local(whole);
+        let body = Body::Local(whole.get(rest..).unwrap_or_default());
+        let offload = Checked::PLAIN;
+        return put(sink, &mut Frame { head, offload, body, len: frame.len }, counters);
+    }
+    let partial = sink.offloads().contains(Offloads::CSUM);
+    let Some(mut segmenter) = Segmenter::new(whole, whole.len(), &frame.offload) else {
+        return Err(Refused::Drop(DropReason::BadOffload));
+    };
+    counters.segmented.add(1);
+    let mut fault = Ok(());
+    while let Some(cut) = segmenter.cut(scratch) {
+        counters.segments.add(1);
+        if fault.is_err() {
+            counters.drop(DropReason::GuestFault, 1);
+            continue;
+        }
+        let payload = whole.get(cut.payload.clone()).unwrap_or_default();
+        let offload = if partial {
+            Checked { csum: Some(cut.csum), ..Checked::PLAIN }
+        } else {
+            cut.complete(scratch, payload);
+            Checked::PLAIN
+        };
+        head.fill_local(scratch.get(..cut.header_len).unwrap_or_default());
+        let (body, len) = (Body::Local(payload), cut.header_len + payload.len());
+        match put(sink, &mut Frame { head, offload, body, len }, counters) {
+            Ok(()) => {}
+            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
+            // The caller counts the one that met the fault.
+            Err(refused) => fault = Err(refused),
+        }
+    }
+    fault
+}
+
+/// Copies the whole frame into one piece.
+fn gather<'l>(linear: &'l mut [u8], frame: &Frame<'_, '_>) -> Option<&'l mut [u8]> {
+    let whole = linear.get_mut(..frame.len)?;
+    let head = frame.head.bytes();
+    let (front, rest) = whole.split_at_mut_checked(head.len())?;
+    front.copy_from_slice(head);
+    frame.body.copy_to(rest);
+    Some(whole)
+}
+
+/// Whether the layer-3 packet in `frame`, or one segment of it, is larger than `mtu` bytes.
+fn over_mtu(frame: &Frame<'_, '_>, mtu: u32) -> bool {
+    let (start, end) = match frame.offload.gso {
+        Some(gso) => (usize::from(gso.l3), usize::from(gso.header_len) + usize::from(gso.size)),
+        None => {
+            let l3 = packet::eth::network_layer(frame.head.bytes()).map_or(0, |(_, at)| at);
+            (l3, frame.len)
+        }
+    };
+    end.saturating_sub(start) > mtu as usize
+}

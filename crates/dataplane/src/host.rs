@@ -1,0 +1,473 @@
+//! The control side: networks, ports and workers created, changed and looked at.
+//!
+//! Any thread may call. The tables here are behind one lock that only control takes; what workers
+//! see are snapshots posted to them. A port is removed in this order: its session or interface
+//! stops, the workers acknowledge a port map without it, the switch forgets it; so no frame is
+//! forwarded to it afterwards, and its memory is unmapped here and not on a worker.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+use switch::{DropReason, NetworkConfig, NetworkId, PortConfig, PortId, Switch};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::counters::QueueCounters;
+use crate::port::vhost::config::VhostTask;
+use crate::port::{Kind, Port, PortMap, tap, vhost};
+use crate::spec::{NetworkSpec, Options, PortKind, PortSpec};
+use crate::status::{
+    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerState, WorkerStatus,
+};
+use crate::worker::{Command, Shared, Worker};
+
+/// How often MAC addresses age.
+const MAINTENANCE: Duration = Duration::from_secs(1);
+/// CPUs per worker when no list of CPUs is given.
+const CPUS_PER_WORKER: usize = 8;
+
+/// Why a control call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A worker's thread or descriptors could not be made.
+    #[error("cannot start worker {worker}")]
+    StartWorker {
+        /// Number of the worker.
+        worker: u16,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The switch refused the change.
+    #[error(transparent)]
+    Switch(#[from] switch::SwitchError),
+    /// The TAP interface could not be created.
+    #[error("cannot create TAP interface {ifname}")]
+    Tap {
+        /// The interface.
+        ifname: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The vhost-user socket could not be opened.
+    #[error(transparent)]
+    Socket(#[from] vhost_session::socket::SocketError),
+    /// The specification names a worker that does not exist.
+    #[error("there is no worker {worker}: this daemon has {workers}, numbered from 0")]
+    NoSuchWorker {
+        /// The number asked for.
+        worker: u16,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The number of queues is out of range.
+    #[error("a port has 1 to {max} queues, not {queues}", max = vhost::config::MAX_PAIRS)]
+    Queues {
+        /// The number asked for.
+        queues: u16,
+    },
+    /// No port with this id.
+    #[error("there is no port {0:?}")]
+    NoSuchPort(PortId),
+    /// The data plane is shutting down.
+    #[error("the data plane is shutting down")]
+    ShuttingDown,
+}
+
+/// The data plane. A cheap handle: clones are the same data plane.
+#[derive(Debug, Clone)]
+pub struct Host(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    switch: Arc<Switch>,
+    runtime: Handle,
+    workers: Vec<Arc<Shared>>,
+    epoch: Instant,
+    tables: Mutex<Tables>,
+    /// Changes of the port map go to the workers one at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    ports: PortMap,
+    sessions: HashMap<PortId, VhostTask>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Inner {
+    /// The clock of the switch: milliseconds since the data plane started.
+    fn now_ms(&self) -> u64 {
+        self.epoch.elapsed().as_millis() as u64
+    }
+}
+
+impl Host {
+    /// Starts the workers. Sessions run on `runtime`.
+    ///
+    /// # Errors
+    ///
+    /// Threads or descriptors could not be made, or a CPU of the list may not be used.
+    pub fn start(options: &Options, runtime: Handle) -> Result<Self, HostError> {
+        let cpus: Vec<Option<usize>> = match &options.cpus {
+            Some(cpus) if !cpus.is_empty() => cpus.iter().copied().map(Some).collect(),
+            _ => {
+                let allowed = sys::affinity::allowed_cpus().map_or(1, |cpus| cpus.len());
+                vec![None; allowed.div_ceil(CPUS_PER_WORKER).max(1)]
+            }
+        };
+        let switch = Arc::new(Switch::new());
+        let epoch = Instant::now();
+        let poll = Duration::from_micros(options.poll_us.into());
+        let mut workers = Vec::new();
+        let mut threads = Vec::new();
+        for (id, cpu) in (0u16..).zip(cpus) {
+            let failed = |source| HostError::StartWorker { worker: id, source };
+            let shared = Arc::new(Shared::new(id, cpu).map_err(failed)?);
+            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), poll, epoch);
+            threads.push(thread.map_err(failed)?);
+            workers.push(shared);
+        }
+        let tables = Mutex::new(Tables { threads, ..Tables::default() });
+        let changing = tokio::sync::Mutex::default();
+        let inner = Arc::new(Inner { switch, runtime, workers, epoch, tables, changing });
+        inner.runtime.spawn(maintain(Arc::downgrade(&inner)));
+        Ok(Self(inner))
+    }
+
+    /// Adds a network.
+    ///
+    /// # Errors
+    ///
+    /// There are too many networks.
+    pub fn add_network(&self, spec: &NetworkSpec) -> Result<NetworkId, HostError> {
+        let config = NetworkConfig {
+            mac_limit: spec.mac_limit,
+            mac_age: spec.mac_age,
+        };
+        Ok(self.0.switch.add_network(config)?)
+    }
+
+    /// Removes a network.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist or has ports.
+    pub fn remove_network(&self, id: NetworkId) -> Result<(), HostError> {
+        Ok(self.0.switch.remove_network(id)?)
+    }
+
+    /// Creates a port and waits until frames can pass.
+    ///
+    /// # Errors
+    ///
+    /// The specification names something that does not exist, or the socket or interface could
+    /// not be made. Nothing is left behind then.
+    pub async fn add_port(&self, spec: PortSpec) -> Result<PortId, HostError> {
+        let worker = self.place(spec.worker)?;
+        let config = PortConfig {
+            network: spec.network,
+            vlan: spec.vlan.clone(),
+            mac_limit: spec.mac_limit,
+        };
+        let id = self.0.switch.add_port(config)?;
+        let made = self.make_port(id, &spec, worker).await;
+        if made.is_err() {
+            let _ = self.0.switch.remove_port(id);
+        }
+        made.map(|()| id)
+    }
+
+    async fn make_port(
+        &self,
+        id: PortId,
+        spec: &PortSpec,
+        worker: &Arc<Shared>,
+    ) -> Result<(), HostError> {
+        let queues = match &spec.kind {
+            PortKind::Vhost(vhost) => vhost.queues,
+            PortKind::Tap(tap) => tap.queues,
+        };
+        if !(1..=vhost::config::MAX_PAIRS).contains(&queues) {
+            return Err(HostError::Queues { queues });
+        }
+        match &spec.kind {
+            PortKind::Vhost(config) => {
+                let wiring = vhost::config::Wiring {
+                    switch: Arc::clone(&self.0.switch),
+                    worker: worker.mailbox.clone(),
+                };
+                let (port, listener) = vhost::config::create(id, spec, config, worker.id)?;
+                self.publish(|ports| ports.insert(Arc::clone(&port))).await?;
+                let task = listener.spawn(port, wiring, &self.0.runtime);
+                self.0.tables.lock().sessions.insert(id, task);
+            }
+            PortKind::Tap(config) => {
+                let failed = |source| HostError::Tap { ifname: config.ifname.clone(), source };
+                let (port, queues) =
+                    tap::config::create(id, spec, config, worker.id).map_err(failed)?;
+                self.publish(|ports| ports.insert(port)).await?;
+                for queue in queues {
+                    worker.mailbox.post(Command::AddTap(queue));
+                }
+                self.0.switch.set_link(id, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a port: its session ends, its interface disappears.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist.
+    pub async fn remove_port(&self, id: PortId) -> Result<(), HostError> {
+        let (port, session) = {
+            let mut tables = self.0.tables.lock();
+            let port = tables.ports.get_arc(id).cloned().ok_or(HostError::NoSuchPort(id))?;
+            (port, tables.sessions.remove(&id))
+        };
+        self.0.switch.set_link(id, false)?;
+        if let Some(session) = session {
+            session.stop().await;
+        }
+        if matches!(port.kind, Kind::Tap(_))
+            && let Some(worker) = self.0.workers.get(usize::from(port.worker))
+        {
+            let (done, removed) = oneshot::channel();
+            worker.mailbox.post(Command::RemoveTaps(id, done));
+            drop(removed.await);
+        }
+        self.publish(|ports| {
+            ports.remove(id);
+        })
+        .await?;
+        Ok(self.0.switch.remove_port(id)?)
+    }
+
+    /// State and counters of a port.
+    pub fn port_status(&self, id: PortId) -> Option<PortStatus> {
+        let port = self.0.tables.lock().ports.get_arc(id)?.clone();
+        let mut status = status_of(&port);
+        for counters in &port.incoming {
+            counters.add_to(&mut status.from_port);
+            status.flood_copies += counters.flood_copies.get();
+        }
+        for counters in port.outgoing() {
+            counters.add_to(&mut status.to_port);
+        }
+        let dropped = |reason: DropReason| {
+            let all = port.incoming.iter().chain(port.outgoing());
+            (reason, all.map(|counters| counters.dropped(reason)).sum::<u64>())
+        };
+        status.drops =
+            DropReason::ALL.iter().map(|r| dropped(*r)).filter(|(_, n)| *n > 0).collect();
+        Some(status)
+    }
+
+    /// All workers.
+    pub fn workers(&self) -> Vec<WorkerStatus> {
+        let ports = self.0.tables.lock().ports.clone();
+        let name = |id| ports.get(id).map_or_else(String::new, |port| port.name.clone());
+        let status = |worker: &Arc<Shared>| WorkerStatus {
+            id: worker.id,
+            cpu: worker.cpu,
+            state: if worker.asleep.load(Relaxed) {
+                WorkerState::Asleep
+            } else {
+                WorkerState::Polling
+            },
+            queues: worker.queues.lock().iter().map(|(port, q)| (name(*port), *q)).collect(),
+            polls: worker.polls.get(),
+            busy_polls: worker.busy_polls.get(),
+            sleeps: worker.sleeps.get(),
+            frames: worker.frames.get(),
+        };
+        self.0.workers.iter().map(status).collect()
+    }
+
+    /// The MAC addresses known in a network.
+    pub fn fdb(&self, network: NetworkId) -> Vec<FdbEntry> {
+        let entry = |entry: switch::FdbEntry| FdbEntry {
+            mac: entry.mac.0,
+            vlan: entry.vlan,
+            port: entry.port,
+            age: entry.age,
+            fixed: entry.fixed,
+        };
+        let known = self.0.switch.fdb(network, self.0.now_ms()).unwrap_or_default();
+        known.into_iter().map(entry).collect()
+    }
+
+    /// Removes all ports and ends the workers.
+    pub async fn shutdown(&self) {
+        let ids: Vec<_> = self.0.tables.lock().ports.iter().map(|port| port.id).collect();
+        for id in ids {
+            if let Err(error) = self.remove_port(id).await {
+                tracing::debug!(%error, "port was gone already");
+            }
+        }
+        for worker in &self.0.workers {
+            worker.mailbox.post(Command::Exit);
+        }
+        for thread in std::mem::take(&mut self.0.tables.lock().threads) {
+            if thread.join().is_err() {
+                tracing::error!("a worker ended by a panic");
+            }
+        }
+    }
+
+    /// The worker for a new port: the one asked for, or the one with the fewest ports.
+    fn place(&self, wanted: Option<u16>) -> Result<&Arc<Shared>, HostError> {
+        let workers = &self.0.workers;
+        if let Some(worker) = wanted {
+            return workers
+                .get(usize::from(worker))
+                .ok_or(HostError::NoSuchWorker { worker, workers: workers.len() });
+        }
+        let tables = self.0.tables.lock();
+        let load = |worker: &&Arc<Shared>| {
+            let mine = |port: &&Arc<Port>| port.worker == worker.id;
+            tables.ports.iter().filter(mine).map(|port| port.incoming.len()).sum::<usize>()
+        };
+        workers.iter().min_by_key(load).ok_or(HostError::ShuttingDown)
+    }
+
+    /// Changes the port map and waits until every worker uses the new one.
+    async fn publish(&self, change: impl FnOnce(&mut PortMap)) -> Result<(), HostError> {
+        let _one_at_a_time = self.0.changing.lock().await;
+        let ports = {
+            let mut tables = self.0.tables.lock();
+            change(&mut tables.ports);
+            Arc::new(tables.ports.clone())
+        };
+        let mut seen = Vec::new();
+        for worker in &self.0.workers {
+            let (done, old) = oneshot::channel();
+            worker.mailbox.post(Command::Ports(Arc::clone(&ports), done));
+            seen.push(old);
+        }
+        for old in seen {
+            drop(old.await.map_err(|_| HostError::ShuttingDown)?);
+        }
+        Ok(())
+    }
+}
+
+/// Lets MAC addresses age, for as long as the data plane lives.
+async fn maintain(inner: Weak<Inner>) {
+    let mut interval = tokio::time::interval(MAINTENANCE);
+    loop {
+        interval.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.switch.maintain(inner.now_ms());
+    }
+}
+
+/// Starts a worker's thread.
+fn spawn(
+    shared: Arc<Shared>,
+    switch: Arc<Switch>,
+    poll: Duration,
+    epoch: Instant,
+) -> io::Result<JoinHandle<()>> {
+    if let Some(cpu) = shared.cpu {
+        let allowed = sys::affinity::allowed_cpus()?;
+        if !allowed.contains(&cpu) {
+            let why = format!("CPU {cpu} may not be used by this process; allowed: {allowed:?}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+    }
+    let worker = Worker::new(Arc::clone(&shared), switch, poll, epoch)?;
+    std::thread::Builder::new().name(format!("worker-{}", shared.id)).spawn(move || {
+        if let Some(cpu) = shared.cpu
+            && let Err(error) = sys::affinity::pin_current_thread(cpu)
+        {
+            tracing::error!(cpu, %error, "cannot pin a worker");
+        }
+        worker.run();
+    })
+}
+
+/// What the kind of a port has to say; counters are still zero.
+fn status_of(port: &Port) -> PortStatus {
+    let mtu = u16::try_from(port.mtu()).ok().filter(|mtu| *mtu != 0);
+    let empty = PortStatus {
+        state: PortState::Running,
+        since: SystemTime::UNIX_EPOCH,
+        sessions: 0,
+        last_fault: None,
+        features: 0,
+        mtu,
+        mac: None,
+        page_size: None,
+        from_port: Traffic::default(),
+        to_port: Traffic::default(),
+        flood_copies: 0,
+        drops: Vec::new(),
+        queues: Vec::new(),
+    };
+    match &port.kind {
+        Kind::Vhost(vhost) => {
+            let info = vhost.info.lock();
+            let queue = |(virtqueue, info): (usize, &Option<vhost::QueueInfo>)| {
+                let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
+                let counters = if is_tx {
+                    port.incoming.get(index)
+                } else {
+                    vhost.rx.get(index).map(|queue| &queue.counters)
+                };
+                let info = info.as_ref()?;
+                let dir = if is_tx { Direction::Tx } else { Direction::Rx };
+                Some(queue_status(port, index, dir, info, counters?))
+            };
+            PortStatus {
+                state: info.state.clone(),
+                since: info.since,
+                sessions: info.sessions,
+                last_fault: info.last_fault.clone(),
+                features: info.features,
+                page_size: info.page_size,
+                queues: info.queues.iter().enumerate().filter_map(queue).collect(),
+                ..empty
+            }
+        }
+        Kind::Tap(tap) => {
+            let info = vhost::QueueInfo { size: 0, packed: false, enabled: true };
+            let tx = port.incoming.iter().enumerate();
+            let rx = port.outgoing().enumerate();
+            let tx = tx.map(|(i, c)| queue_status(port, i, Direction::Tx, &info, c));
+            let rx = rx.map(|(i, c)| queue_status(port, i, Direction::Rx, &info, c));
+            PortStatus { since: tap.since, mac: tap.mac, queues: tx.chain(rx).collect(), ..empty }
+        }
+    }
+}
+
+fn queue_status(
+    port: &Port,
+    index: usize,
+    dir: Direction,
+    info: &vhost::QueueInfo,
+    counters: &QueueCounters,
+) -> QueueStatus {
+    QueueStatus {
+        index: index as u16,
+        dir,
+        running: true,
+        enabled: info.enabled,
+        size: info.size,
+        packed: info.packed,
+        worker: port.worker,
+        frames: counters.frames.get(),
+        kicks: counters.kicks.get(),
+        interrupts: counters.interrupts.get(),
+    }
+}

@@ -1,0 +1,32 @@
+//! The data plane: workers that move frames, and the ports they move them between.
+//!
+//! A [`Host`] owns the workers (one thread each, [`worker`]) and the ports ([`port`]). Control
+//! calls come in on any thread; each becomes a command in a worker's mailbox, which the worker
+//! reads between bursts, so that nothing on the data path is shared with control but counters and
+//! read-only snapshots.
+//!
+//! ```text
+//!            Host (control, any thread)
+//!              |  commands, acknowledged             counters, snapshots
+//!              v                                          ^
+//!   mailbox -> Worker: TX queue -> switch -> RX queue of the destination, one copy
+//!                      TAP queue -^            `-> TAP queue
+//! ```
+
+mod counters;
+mod egress;
+mod frame;
+mod host;
+mod mailbox;
+mod pace;
+mod port;
+mod spec;
+mod status;
+mod worker;
+
+pub use host::{Host, HostError};
+pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
+pub use status::{
+    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerState, WorkerStatus,
+};
+pub use switch::{DropReason, NetworkId, PortId, VlanMode};

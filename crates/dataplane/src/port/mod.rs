@@ -1,0 +1,122 @@
+//! Ports: where frames enter and leave the switch.
+//!
+//! A [`Port`] is what every worker may see of a port: its way out and its counters. What only one
+//! worker touches (the queues frames come in by) belongs to that worker. Each kind has the same
+//! four files: `mod.rs` (what it is), `config.rs` (made from its specification), `rx.rs` and
+//! `tx.rs` (the queues, named from the guest's side as virtio does).
+
+pub(crate) mod tap;
+pub(crate) mod vhost;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use packet::Offloads;
+use switch::{DropReason, PortId};
+use virtqueue::GuestFault;
+
+use crate::counters::QueueCounters;
+use crate::frame::Frame;
+
+/// A port, shared by all workers and control.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) id: PortId,
+    pub(crate) name: String,
+    /// The worker its queues belong to.
+    pub(crate) worker: u16,
+    /// Largest layer-3 packet that leaves here, in bytes; 0: any.
+    mtu: AtomicU32,
+    /// Counters of the queues by which frames enter, one writer each.
+    pub(crate) incoming: Box<[QueueCounters]>,
+    pub(crate) kind: Kind,
+}
+
+/// The kind of a port, with its way out.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Vhost(vhost::VhostPort),
+    Tap(tap::TapPort),
+}
+
+impl Port {
+    pub(crate) fn new(id: PortId, name: String, worker: u16, queues: usize, kind: Kind) -> Self {
+        let incoming = (0..queues).map(|_| QueueCounters::default()).collect();
+        Self { id, name, worker, mtu: AtomicU32::new(0), incoming, kind }
+    }
+
+    /// Largest layer-3 packet that leaves here, in bytes; 0: any.
+    #[inline]
+    pub(crate) fn mtu(&self) -> u32 {
+        self.mtu.load(Relaxed)
+    }
+
+    pub(crate) fn set_mtu(&self, mtu: u32) {
+        self.mtu.store(mtu, Relaxed);
+    }
+
+    /// Counters of the queues by which frames leave.
+    pub(crate) fn outgoing(&self) -> Box<dyn Iterator<Item = &QueueCounters> + '_> {
+        match &self.kind {
+            Kind::Vhost(vhost) => Box::new(vhost.rx.iter().map(|queue| &queue.counters)),
+            Kind::Tap(tap) => Box::new(tap.rx.iter().map(|queue| &queue.counters)),
+        }
+    }
+}
+
+/// What takes frames that leave by a port: one queue of it.
+pub(crate) trait Sink {
+    /// What the receiver takes unfinished.
+    fn offloads(&self) -> Offloads;
+
+    /// Delivers a frame that needs no more than [`Self::offloads`].
+    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused>;
+}
+
+/// Why a frame was not delivered.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// This frame only.
+    Drop(DropReason),
+    /// The ring lied: the queue must stop.
+    Fault(GuestFault),
+}
+
+impl From<GuestFault> for Refused {
+    fn from(fault: GuestFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// All ports by their id: a snapshot, replaced as a whole.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PortMap(Vec<Option<Arc<Port>>>);
+
+impl PortMap {
+    /// The port with this id.
+    #[inline]
+    pub(crate) fn get(&self, id: PortId) -> Option<&Port> {
+        self.0.get(usize::from(id.0))?.as_deref()
+    }
+
+    /// The same, to keep.
+    pub(crate) fn get_arc(&self, id: PortId) -> Option<&Arc<Port>> {
+        self.0.get(usize::from(id.0))?.as_ref()
+    }
+
+    pub(crate) fn insert(&mut self, port: Arc<Port>) {
+        let at = usize::from(port.id.0);
+        if self.0.len() <= at {
+            self.0.resize(at + 1, None);
+        }
+        self.0[at] = Some(port);
+    }
+
+    pub(crate) fn remove(&mut self, id: PortId) -> Option<Arc<Port>> {
+        self.0.get_mut(usize::from(id.0))?.take()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
+        self.0.iter().flatten()
+    }
+}

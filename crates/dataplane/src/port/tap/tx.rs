@@ -1,0 +1,66 @@
+//! TAP TX queues: frames the host sends.
+
+use std::sync::Arc;
+
+use packet::Offloads;
+use sys::tap::TapQueue;
+
+use crate::frame::{Body, FRAME_MAX, VNET_LEN};
+use crate::port::Port;
+use crate::worker::forward::{BURST, Forward, Sender};
+
+/// The reading end of an interface's queue. Its worker owns it.
+#[derive(Debug)]
+pub(crate) struct TapTx {
+    pub(crate) port: Arc<Port>,
+    pub(crate) index: u16,
+    queue: Arc<TapQueue>,
+    buffer: Box<[u8]>,
+    /// The descriptor was readable when last asked: worth a read.
+    pub(crate) ready: bool,
+}
+
+impl TapTx {
+    pub(crate) fn new(port: Arc<Port>, index: u16, queue: Arc<TapQueue>) -> Self {
+        let buffer = vec![0; VNET_LEN + FRAME_MAX].into_boxed_slice();
+        Self { port, index, queue, buffer, ready: true }
+    }
+
+    pub(crate) fn queue(&self) -> &TapQueue {
+        &self.queue
+    }
+
+    /// Forwards up to [`BURST`] frames; returns how many were taken.
+    ///
+    /// A read costs a system call even if there is nothing, so it is tried only while the
+    /// descriptor is known to be readable; the worker asks the kernel about that now and then.
+    pub(crate) fn burst(&mut self, forward: &mut Forward<'_>) -> usize {
+        if !self.ready {
+            return 0;
+        }
+        let Some(counters) = self.port.incoming.get(usize::from(self.index)) else { return 0 };
+        let Forward { lookup, head, egress } = forward;
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < BURST {
+            let Ok(n) = self.queue.read(&mut self.buffer) else {
+                self.ready = false;
+                break;
+            };
+            let Some((vnet, frame)) =
+                self.buffer.get(..n).and_then(|read| read.split_first_chunk::<VNET_LEN>())
+            else {
+                continue;
+            };
+            frames += 1;
+            bytes += frame.len() as u64;
+            let len = frame.len();
+            let skip = head.fill_local_with_vnet(vnet, frame);
+            let body = Body::Local(frame.get(skip..).unwrap_or_default());
+            let sender = Sender { port: &self.port, counters, offloads: Offloads::ALL };
+            lookup.forward(&sender, VNET_LEN, head, body, len, egress);
+        }
+        counters.frames.add(frames as u64);
+        counters.bytes.add(bytes);
+        frames
+    }
+}

@@ -1,0 +1,299 @@
+//! A vhost port made from its specification, and the device its sessions serve.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use packet::{Mac, Offloads};
+use switch::{PortId, Switch};
+use sys::EventFd;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use vhost_session::socket::{Endpoint, SocketError};
+use vhost_session::{Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_net as net;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtqueue::Queue;
+
+use crate::frame::{VNET_LEN, VNET_LEN_LEGACY};
+use crate::mailbox::Mailbox;
+use crate::port::vhost::rx::LiveRx;
+use crate::port::vhost::tx::LiveTx;
+use crate::port::vhost::{Info, QueueInfo, VhostPort};
+use crate::port::{Kind, Port};
+use crate::spec::{PortSpec, SocketMode, VhostSpec};
+use crate::status::PortState;
+use crate::worker::Command;
+
+/// Most queue pairs of a port.
+pub(crate) const MAX_PAIRS: u16 = 32;
+
+/// VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_USO (virtio 1.3, 5.1.3).
+const USO: [u32; 3] = [54, 55, 56];
+
+/// The virtio features offered to guests, before a port's `features_off` is taken out.
+pub(crate) fn offered() -> u64 {
+    [
+        VIRTIO_F_VERSION_1,
+        VIRTIO_F_ANY_LAYOUT,
+        VIRTIO_F_RING_PACKED,
+        VIRTIO_F_IN_ORDER,
+        VIRTIO_RING_F_INDIRECT_DESC,
+        VIRTIO_RING_F_EVENT_IDX,
+        net::VIRTIO_NET_F_CSUM,
+        net::VIRTIO_NET_F_GUEST_CSUM,
+        net::VIRTIO_NET_F_GUEST_TSO4,
+        net::VIRTIO_NET_F_GUEST_TSO6,
+        net::VIRTIO_NET_F_GUEST_ECN,
+        net::VIRTIO_NET_F_HOST_TSO4,
+        net::VIRTIO_NET_F_HOST_TSO6,
+        net::VIRTIO_NET_F_HOST_ECN,
+        net::VIRTIO_NET_F_MRG_RXBUF,
+        net::VIRTIO_NET_F_STATUS,
+        net::VIRTIO_NET_F_CTRL_VQ,
+        net::VIRTIO_NET_F_CTRL_RX,
+        net::VIRTIO_NET_F_CTRL_VLAN,
+        net::VIRTIO_NET_F_GUEST_ANNOUNCE,
+        net::VIRTIO_NET_F_MQ,
+        net::VIRTIO_NET_F_MTU,
+        USO[0],
+        USO[1],
+        USO[2],
+    ]
+    .into_iter()
+    .fold(0, |bits, feature| bits | 1 << feature)
+}
+
+/// A port made, its socket open, its session task not started yet.
+pub(crate) struct Made {
+    endpoint: Endpoint,
+    spec: DeviceSpec,
+    faults: mpsc::UnboundedReceiver<String>,
+}
+
+/// What the session task reaches the data plane by.
+pub(crate) struct Wiring {
+    pub(crate) switch: Arc<Switch>,
+    pub(crate) worker: Mailbox,
+}
+
+/// The running session task of a port.
+#[derive(Debug)]
+pub(crate) struct VhostTask {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl VhostTask {
+    /// Ends the session and waits until its queues have stopped and the socket is gone.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "a session task failed");
+        }
+    }
+}
+
+/// Opens the socket and makes the port.
+///
+/// # Errors
+///
+/// The path cannot be bound, or another process listens there.
+pub(crate) fn create(
+    id: PortId,
+    spec: &PortSpec,
+    config: &VhostSpec,
+    worker: u16,
+) -> Result<(Arc<Port>, Made), SocketError> {
+    let endpoint = match config.mode {
+        SocketMode::Server => Endpoint::server(&config.socket)?,
+        SocketMode::Client => Endpoint::client(&config.socket)?,
+    };
+    let device = DeviceSpec::net(offered() & !config.features_off, config.queues);
+    let (report, faults) = mpsc::unbounded_channel();
+    let kind = Kind::Vhost(VhostPort::new(config.queues, report));
+    let port = Port::new(id, spec.name.clone(), worker, config.queues.into(), kind);
+    port.set_mtu(spec.mtu.unwrap_or(0).into());
+    Ok((Arc::new(port), Made { endpoint, spec: device, faults }))
+}
+
+impl Made {
+    /// Starts serving front ends.
+    pub(crate) fn spawn(self, port: Arc<Port>, wiring: Wiring, runtime: &Handle) -> VhostTask {
+        let port_name = port.name.clone();
+        let device = NetDevice { port, wiring, faults: self.faults, running: Vec::new() };
+        let (stop, stopped) = oneshot::channel();
+        let serving = vhost_session::socket::serve(self.endpoint, self.spec, device, async {
+            // An error means that the port is gone: stop as well.
+            let _ = stopped.await;
+        });
+        let task = runtime.spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(port = %port_name, "cannot serve: {error}");
+            }
+        });
+        VhostTask { stop, task }
+    }
+}
+
+/// The device a session drives: it turns starts and stops into commands to the port's worker.
+struct NetDevice {
+    port: Arc<Port>,
+    wiring: Wiring,
+    faults: mpsc::UnboundedReceiver<String>,
+    /// Virtqueues that run.
+    running: Vec<u16>,
+}
+
+impl NetDevice {
+    fn vhost(&self) -> Option<&VhostPort> {
+        match &self.port.kind {
+            Kind::Vhost(vhost) => Some(vhost),
+            Kind::Tap(_) => None,
+        }
+    }
+
+    fn info(&self, change: impl FnOnce(&mut Info)) {
+        if let Some(vhost) = self.vhost() {
+            change(&mut vhost.info.lock());
+        }
+    }
+
+    /// Says whether frames can be delivered to the port.
+    fn link(&self, up: bool) {
+        if let Err(error) = self.wiring.switch.set_link(self.port.id, up) {
+            tracing::error!(port = %self.port.name, %error, "cannot set the link");
+        }
+    }
+
+    /// Notes which queues run: the port is up while an RX queue does.
+    fn running(&mut self, queue: u16, info: Option<QueueInfo>) {
+        self.running.retain(|running| *running != queue);
+        if info.is_some() {
+            self.running.push(queue);
+        }
+        let state =
+            if self.running.is_empty() { PortState::Connected } else { PortState::Running };
+        self.info(|all| {
+            if let Some(slot) = all.queues.get_mut(usize::from(queue)) {
+                *slot = info;
+            }
+            all.enter(state);
+        });
+        let up = self.running.iter().any(|queue| queue % 2 == 0);
+        self.link(up);
+    }
+}
+
+impl Device for NetDevice {
+    fn connected(&mut self) {
+        while self.faults.try_recv().is_ok() {}
+        self.info(|info| {
+            info.sessions += 1;
+            info.enter(PortState::Connected);
+        });
+    }
+
+    fn features(&mut self, negotiated: u64) {
+        self.info(|info| info.features = negotiated);
+    }
+
+    fn start(&mut self, setup: QueueSetup) -> Result<(), DeviceFault> {
+        let QueueSetup { index: virtqueue, mem, config, features, kick, call, enabled } = setup;
+        let has = |feature: u32| features & 1 << feature != 0;
+        let queue = Queue::new(&mem, &config).map_err(|fault| DeviceFault {
+            queue: Some(virtqueue),
+            reason: format!("{}: {fault}", fault.name()),
+        })?;
+        let mergeable = has(net::VIRTIO_NET_F_MRG_RXBUF);
+        let with_buffers = mergeable || has(VIRTIO_F_VERSION_1);
+        let vnet_len = if with_buffers { VNET_LEN } else { VNET_LEN_LEGACY };
+        let info = QueueInfo { size: config.size, packed: config.packed, enabled };
+        let page_size = mem.page_size();
+        self.info(|info| info.page_size = Some(page_size));
+        let (port, index) = (Arc::clone(&self.port), virtqueue / 2);
+        let command = if virtqueue % 2 == 1 {
+            let armed = false;
+            let faulted = false;
+            let offloads = Offloads::from_host_features(features);
+            Command::StartTx(Box::new(LiveTx {
+                port, index, queue, mem, vnet_len, offloads, kick, call, enabled, armed, faulted,
+            }))
+        } else {
+            let offloads = Offloads::from_guest_features(features);
+            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled };
+            Command::StartRx(port, index, Box::new(live))
+        };
+        self.wiring.worker.post(command);
+        tracing::debug!(port = %self.port.name, virtqueue, size = info.size, "queue started");
+        self.running(virtqueue, Some(info));
+        Ok(())
+    }
+
+    async fn stop(&mut self, virtqueue: u16) -> u32 {
+        let index = virtqueue / 2;
+        let base = if virtqueue % 2 == 1 {
+            let (done, stopped) = oneshot::channel();
+            self.wiring.worker.post(Command::StopTx(self.port.id, index, done));
+            stopped.await.ok().flatten().map(|live| live.queue.base())
+        } else {
+            let (done, stopped) = oneshot::channel();
+            self.wiring.worker.post(Command::StopRx(Arc::clone(&self.port), index, done));
+            stopped.await.ok().flatten().map(|live| live.queue.base())
+        };
+        tracing::debug!(port = %self.port.name, virtqueue, base, "queue stopped");
+        self.running(virtqueue, None);
+        base.unwrap_or(0)
+    }
+
+    fn set_call(&mut self, virtqueue: u16, call: Option<Arc<EventFd>>) {
+        self.wiring.worker.post(Command::SetCall(Arc::clone(&self.port), virtqueue, call));
+    }
+
+    fn set_enabled(&mut self, virtqueue: u16, enabled: bool) {
+        self.wiring.worker.post(Command::SetEnabled(Arc::clone(&self.port), virtqueue, enabled));
+        self.info(|info| {
+            if let Some(Some(queue)) = info.queues.get_mut(usize::from(virtqueue)) {
+                queue.enabled = enabled;
+            }
+        });
+    }
+
+    fn set_mtu(&mut self, mtu: u16) {
+        tracing::info!(port = %self.port.name, mtu, "the guest was told its MTU");
+        self.port.set_mtu(mtu.into());
+    }
+
+    fn rarp(&mut self, mac: [u8; 6]) {
+        let frame = packet::arp::announcement(Mac(mac)).to_vec();
+        self.wiring.worker.post(Command::Inject(Arc::clone(&self.port), frame));
+    }
+
+    async fn fault(&mut self) -> DeviceFault {
+        match self.faults.recv().await {
+            Some(reason) => DeviceFault { queue: None, reason },
+            None => std::future::pending().await,
+        }
+    }
+
+    fn disconnected(&mut self, why: &SessionEnd) {
+        let state = if why.is_fault() {
+            PortState::Faulted { reason: why.to_string() }
+        } else {
+            PortState::Waiting
+        };
+        self.link(false);
+        self.info(|info| {
+            if let PortState::Faulted { reason } = &state {
+                info.last_fault = Some(format!("{}: {reason}", why.name()));
+            }
+            info.features = 0;
+            info.page_size = None;
+            info.since = SystemTime::now();
+            info.enter(state);
+        });
+    }
+}

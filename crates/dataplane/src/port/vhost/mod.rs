@@ -1,0 +1,122 @@
+//! The vhost port: a virtio-net device of a VM, over vhost-user.
+//!
+//! ```text
+//! guest TX queue (2k+1) --> LiveTx, owned by the port's worker
+//! guest RX queue (2k)   <-- RxQueue, behind a lock any worker takes for one burst
+//! ```
+//!
+//! The vhost-user session runs on the control runtime ([`config`]); it starts and stops queues by
+//! commands to the port's worker.
+
+pub(crate) mod config;
+pub(crate) mod rx;
+pub(crate) mod tx;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::status::PortState;
+
+/// The shared part of a vhost port.
+#[derive(Debug)]
+pub(crate) struct VhostPort {
+    /// Its RX queues, one for each queue pair it may have.
+    pub(crate) rx: Box<[rx::RxQueue]>,
+    /// Which of them run and are enabled: bit k is queue pair k.
+    active: AtomicU64,
+    /// Where the data plane reports a ring that lied or memory that vanished.
+    faults: mpsc::UnboundedSender<String>,
+    /// What the session told control.
+    pub(crate) info: Mutex<Info>,
+}
+
+/// State of the session, for the status.
+#[derive(Debug)]
+pub(crate) struct Info {
+    pub(crate) state: PortState,
+    pub(crate) since: SystemTime,
+    pub(crate) sessions: u64,
+    pub(crate) last_fault: Option<String>,
+    pub(crate) features: u64,
+    pub(crate) page_size: Option<usize>,
+    /// Running queues by virtqueue index: layout and size.
+    pub(crate) queues: Vec<Option<QueueInfo>>,
+}
+
+/// A running queue, for the status.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueueInfo {
+    pub(crate) size: u16,
+    pub(crate) packed: bool,
+    pub(crate) enabled: bool,
+}
+
+impl Info {
+    fn new(queues: usize) -> Self {
+        Self {
+            state: PortState::Waiting,
+            since: SystemTime::now(),
+            sessions: 0,
+            last_fault: None,
+            features: 0,
+            page_size: None,
+            queues: vec![None; queues],
+        }
+    }
+
+    /// Enters `state`, noting the time if it is another one.
+    fn enter(&mut self, state: PortState) {
+        if self.state != state {
+            self.state = state;
+            self.since = SystemTime::now();
+        }
+    }
+}
+
+impl VhostPort {
+    /// A port of up to `pairs` queue pairs (1 to 32) that reports faults to `faults`.
+    pub(crate) fn new(pairs: u16, faults: mpsc::UnboundedSender<String>) -> Self {
+        Self {
+            rx: (0..pairs).map(|_| rx::RxQueue::default()).collect(),
+            active: AtomicU64::new(0),
+            faults,
+            info: Mutex::new(Info::new(usize::from(pairs) * 2)),
+        }
+    }
+
+    /// The RX queue that frames with this flow hash go to; `None` if none runs.
+    ///
+    /// With one queue, which is the common case, the hash is not computed.
+    #[inline]
+    pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> Option<u16> {
+        let active = self.active.load(Relaxed);
+        match active.count_ones() {
+            0 => None,
+            1 => Some(active.trailing_zeros() as u16),
+            n => {
+                let mut rest = active;
+                for _ in 0..(u64::from(hash()) * u64::from(n)) >> 32 {
+                    rest &= rest - 1;
+                }
+                Some(rest.trailing_zeros() as u16)
+            }
+        }
+    }
+
+    /// Has the session ended because of what its guest did.
+    #[cold]
+    pub(crate) fn report(&self, name: &str, sentence: &str) {
+        // Nobody listens only while the port is being removed.
+        let _ = self.faults.send(format!("{name}: {sentence}"));
+    }
+
+    /// Marks RX queue `index` as one that takes frames, or not. Only the port's worker calls this.
+    pub(crate) fn set_active(&self, index: u16, on: bool) {
+        let bit = 1u64.checked_shl(index.into()).unwrap_or(0);
+        let now = self.active.load(Relaxed);
+        self.active.store(if on { now | bit } else { now & !bit }, Relaxed);
+    }
+}

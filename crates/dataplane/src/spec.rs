@@ -1,0 +1,95 @@
+//! What a caller asks for: the specifications of networks, ports and workers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use switch::{NetworkId, VlanMode};
+
+/// How the data plane runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// One pinned worker per CPU named here; `None`: unpinned workers, one for every eight CPUs
+    /// this process may use and at least one.
+    pub cpus: Option<Vec<usize>>,
+    /// How long a worker goes on polling after its last frame before it arms notifications and
+    /// sleeps, in microseconds. 0 sleeps at once; more gives lower latency for more CPU time.
+    pub poll_us: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { cpus: None, poll_us: 50 }
+    }
+}
+
+/// An isolated layer-2 segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkSpec {
+    /// The name, for messages.
+    pub name: String,
+    /// Most MAC addresses learned on all its ports together.
+    pub mac_limit: usize,
+    /// A learned address that sent nothing for this long is forgotten.
+    pub mac_age: Duration,
+}
+
+/// A port to create.
+#[derive(Debug, Clone)]
+pub struct PortSpec {
+    /// The name, for messages and statistics.
+    pub name: String,
+    /// The network it belongs to.
+    pub network: NetworkId,
+    /// How VLAN tags are treated.
+    pub vlan: VlanMode,
+    /// Most MAC addresses learned on it; `None`: only the network's limit applies.
+    pub mac_limit: Option<usize>,
+    /// Largest layer-3 packet in bytes that leaves through this port; `None`: no limit of its own.
+    pub mtu: Option<u16>,
+    /// The worker that serves it; `None`: the one with the fewest queues.
+    pub worker: Option<u16>,
+    /// What it is connected to.
+    pub kind: PortKind,
+}
+
+/// The kinds of port.
+#[derive(Debug, Clone)]
+pub enum PortKind {
+    /// A virtio-net device of a VM, over vhost-user.
+    Vhost(VhostSpec),
+    /// A TAP interface of the host or of a network namespace.
+    Tap(TapSpec),
+}
+
+/// A vhost-user port.
+#[derive(Debug, Clone)]
+pub struct VhostSpec {
+    /// The Unix socket.
+    pub socket: PathBuf,
+    /// Who listens on it.
+    pub mode: SocketMode,
+    /// Most queue pairs offered, 1 to 32.
+    pub queues: u16,
+    /// virtio feature bits not to offer.
+    pub features_off: u64,
+}
+
+/// Who listens on a vhost-user socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketMode {
+    /// hayate listens, QEMU connects (with `reconnect-ms`, it survives restarts of hayate).
+    Server,
+    /// QEMU listens (`server=on`), hayate connects and tries again until it succeeds.
+    Client,
+}
+
+/// A TAP port.
+#[derive(Debug, Clone)]
+pub struct TapSpec {
+    /// Interface name, at most 15 bytes; it must not exist yet.
+    pub ifname: String,
+    /// Network namespace: a name under `/run/netns` or a path; `None`: the daemon's own.
+    pub netns: Option<String>,
+    /// Queues of the interface, 1 to 32.
+    pub queues: u16,
+}

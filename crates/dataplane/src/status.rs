@@ -1,0 +1,181 @@
+//! What a caller can see: states and counters of ports, queues and workers.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use switch::{DropReason, PortId};
+
+/// State of a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PortState {
+    /// No front end is connected.
+    Waiting,
+    /// A front end is connected, no queue of it runs (the guest's driver is not up).
+    Connected,
+    /// At least one queue runs. A TAP port always runs.
+    Running,
+    /// The last session was ended for this reason; the port waits for the next one.
+    Faulted {
+        /// The fault's name and what it means.
+        reason: String,
+    },
+}
+
+impl fmt::Display for PortState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Waiting => "waiting",
+            Self::Connected => "connected",
+            Self::Running => "running",
+            Self::Faulted { .. } => "faulted",
+        })
+    }
+}
+
+/// Traffic one way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames.
+    pub frames: u64,
+    /// Bytes of frames, without FCS and without the virtio-net header.
+    pub bytes: u64,
+    /// Of the frames, those above one MTU to be segmented by a later hop (TSO, USO).
+    pub gso_frames: u64,
+    /// Frames whose checksum hayate completed because the receiver could not.
+    pub csum_completed: u64,
+    /// GSO frames hayate segmented because the receiver could not take them.
+    pub segmented: u64,
+    /// Frames made by that segmentation (each counted in `frames` too).
+    pub segments: u64,
+}
+
+/// Everything to be seen of a port.
+#[derive(Debug, Clone)]
+pub struct PortStatus {
+    /// Its state.
+    pub state: PortState,
+    /// Since when it is in this state.
+    pub since: SystemTime,
+    /// Sessions so far (vhost).
+    pub sessions: u64,
+    /// Why the last faulted session ended.
+    pub last_fault: Option<String>,
+    /// virtio features negotiated in the running session (vhost).
+    pub features: u64,
+    /// Effective MTU: of the specification, or told by the front end.
+    pub mtu: Option<u16>,
+    /// MAC address of the interface (TAP).
+    pub mac: Option<[u8; 6]>,
+    /// Smallest page size that backs the guest's memory, in bytes (vhost).
+    pub page_size: Option<usize>,
+    /// Frames that entered the switch here.
+    pub from_port: Traffic,
+    /// Frames that left the switch here.
+    pub to_port: Traffic,
+    /// Additional copies made of frames that entered here and were flooded to several ports.
+    ///
+    /// Over all ports of a network: `from_port.frames + flood_copies + to_port.segments -
+    /// to_port.segmented = to_port.frames + drops`.
+    pub flood_copies: u64,
+    /// Frames not delivered, by reason; only those that happened.
+    pub drops: Vec<(DropReason, u64)>,
+    /// Its queues.
+    pub queues: Vec<QueueStatus>,
+}
+
+/// Direction of a queue, named from the guest's side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// The guest sends on it (transmitq).
+    Tx,
+    /// The guest receives on it (receiveq).
+    Rx,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tx => "tx",
+            Self::Rx => "rx",
+        })
+    }
+}
+
+/// One queue of a port.
+#[derive(Debug, Clone)]
+pub struct QueueStatus {
+    /// Index of the pair it belongs to.
+    pub index: u16,
+    /// Its direction.
+    pub dir: Direction,
+    /// Whether it runs.
+    pub running: bool,
+    /// Whether the front end enabled it.
+    pub enabled: bool,
+    /// Descriptors (vhost), 0 for TAP.
+    pub size: u16,
+    /// Packed layout (vhost).
+    pub packed: bool,
+    /// The worker that serves it.
+    pub worker: u16,
+    /// Frames through it.
+    pub frames: u64,
+    /// Wake-ups by the guest's kick.
+    pub kicks: u64,
+    /// Interrupts sent to the guest.
+    pub interrupts: u64,
+}
+
+/// What a worker is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerState {
+    /// It looks at its queues again and again.
+    Polling,
+    /// Notifications are armed and it sleeps.
+    Asleep,
+}
+
+impl fmt::Display for WorkerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Polling => "polling",
+            Self::Asleep => "asleep",
+        })
+    }
+}
+
+/// One worker.
+#[derive(Debug, Clone)]
+pub struct WorkerStatus {
+    /// Its number.
+    pub id: u16,
+    /// The CPU it is pinned to.
+    pub cpu: Option<usize>,
+    /// What it is doing.
+    pub state: WorkerState,
+    /// The queues it polls: port and queue pair.
+    pub queues: Vec<(String, u16)>,
+    /// Passes over its queues.
+    pub polls: u64,
+    /// Of these, passes that found a frame.
+    pub busy_polls: u64,
+    /// Times it went to sleep.
+    pub sleeps: u64,
+    /// Frames it took from its queues.
+    pub frames: u64,
+}
+
+/// A learned or fixed MAC address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FdbEntry {
+    /// The address.
+    pub mac: [u8; 6],
+    /// Its VLAN; `None` for untagged traffic of ports without VLANs.
+    pub vlan: Option<u16>,
+    /// The port it is behind.
+    pub port: PortId,
+    /// Time since it last sent a frame.
+    pub age: Duration,
+    /// Set by the operator, never aged.
+    pub fixed: bool,
+}

@@ -1,0 +1,111 @@
+//! One frame from where it came in to where it goes: check, look up, edit, send.
+
+use packet::eth::ETH_HLEN;
+use packet::{Offloads, VirtioNetHdr, VlanEdit};
+use switch::{Cache, DropReason, Flood, Snapshot, Verdict};
+
+use crate::counters::QueueCounters;
+use crate::egress::Egress;
+use crate::frame::{Body, FRAME_MAX, Frame, Head};
+use crate::port::Port;
+
+/// Most frames taken from one queue before the next queue gets its turn.
+pub(crate) const BURST: usize = 64;
+
+/// What forwarding a burst needs: lent to a queue by the worker.
+pub(crate) struct Forward<'a> {
+    pub(crate) lookup: Lookup<'a>,
+    pub(crate) head: &'a mut Head,
+    pub(crate) egress: Egress<'a>,
+}
+
+/// Who sent a frame.
+pub(crate) struct Sender<'a> {
+    pub(crate) port: &'a Port,
+    pub(crate) counters: &'a QueueCounters,
+    /// What it may leave unfinished.
+    pub(crate) offloads: Offloads,
+}
+
+/// The deciding part.
+pub(crate) struct Lookup<'a> {
+    pub(crate) switch: &'a Snapshot,
+    pub(crate) cache: &'a mut Cache,
+    pub(crate) now_ms: u64,
+    /// Room for one frame in one piece, for frames that go to several ports.
+    pub(crate) flood: &'a mut [u8],
+}
+
+impl Lookup<'_> {
+    /// Forwards one frame of `len` bytes: `head` holds its virtio-net header (`vnet` bytes) and
+    /// its beginning, `body` the rest. What is not sent is counted at the sender or the receiver.
+    #[inline]
+    pub(crate) fn forward(
+        &mut self,
+        sender: &Sender<'_>,
+        vnet: usize,
+        head: &mut Head,
+        body: Body<'_, '_>,
+        len: usize,
+        egress: &mut Egress<'_>,
+    ) {
+        let header = VirtioNetHdr::parse(head.vnet(vnet)).unwrap_or_default();
+        let reason = match header.validate(len, head.bytes(), sender.offloads) {
+            _ if len < ETH_HLEN => DropReason::Runt,
+            _ if len > FRAME_MAX => DropReason::FrameTooBig,
+            Err(_) => DropReason::BadOffload,
+            Ok(offload) => {
+                let mut frame = Frame { head, offload, body, len };
+                sender.counters.gso_frames.add(u64::from(offload.gso.is_some()));
+                let (id, now) = (sender.port.id, self.now_ms);
+                match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
+                    Verdict::Forward { port: to, edit } => {
+                        apply(edit, &mut frame);
+                        egress.send(to, &mut frame, sender.counters);
+                        return;
+                    }
+                    Verdict::Flood(members) => return self.flood(members, sender, &frame, egress),
+                    Verdict::Drop(reason) => reason,
+                }
+            }
+        };
+        sender.counters.drop(reason, 1);
+    }
+
+    /// Sends copies to every member. The rest of the frame is fetched from the guest once, so that
+    /// all receivers get the same bytes.
+    #[cold]
+    fn flood(
+        &mut self,
+        flood: Flood,
+        sender: &Sender<'_>,
+        frame: &Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) {
+        let n = frame.body.copy_to(self.flood);
+        let body = Body::Local(self.flood.get(..n).unwrap_or_default());
+        let mut copies = 0u64;
+        for member in self.switch.flood(flood) {
+            let mut head = frame.head.clone();
+            let (offload, len) = (frame.offload, frame.len);
+            let mut copy = Frame { head: &mut head, offload, body, len };
+            apply(member.edit, &mut copy);
+            egress.send(member.port, &mut copy, sender.counters);
+            copies += 1;
+        }
+        match copies {
+            0 => sender.counters.drop(DropReason::NoDestination, 1),
+            n => sender.counters.flood_copies.add(n - 1),
+        }
+    }
+}
+
+/// Changes the frame's VLAN tag as the verdict says.
+#[inline]
+fn apply(edit: VlanEdit, frame: &mut Frame<'_, '_>) {
+    if edit != VlanEdit::Keep {
+        frame.head.edit(edit);
+        frame.offload.follow(edit);
+        frame.len = frame.len.saturating_add_signed(edit.growth().into());
+    }
+}

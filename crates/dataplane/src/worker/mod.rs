@@ -1,0 +1,381 @@
+//! Workers: the threads that move frames.
+//!
+//! A worker owns what it works on: the TX queues of its ports, its look-up cache, its scratch
+//! memory. It makes passes over its queues; in each it takes up to a burst of frames from every
+//! queue and forwards them. Between passes it reads its mailbox: queues start and stop there, so
+//! control never meets a half-done burst, and a queue that was reported stopped is not touched
+//! again. When passes find nothing for a while ([`crate::pace`]), it asks the guests to kick,
+//! looks once more, and sleeps until a kick, a readable TAP queue or a command.
+//!
+//! Who calls in: nobody. Control posts commands ([`crate::mailbox`]) and reads counters. What may
+//! be held: during a burst, the locks of the destinations opened in it ([`crate::egress`]);
+//! between bursts, nothing. Failure: a ring that lies stops its own queue and is reported to its
+//! session; errors of a TAP queue count as drops; nothing ends a worker but the exit command.
+
+pub(crate) mod forward;
+mod sleep;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use packet::Offloads;
+use parking_lot::Mutex;
+use switch::{Cache, PortId, Switch};
+use sys::EventFd;
+use tokio::sync::oneshot;
+
+use crate::counters::Counter;
+use crate::egress::{Egress, Workshop};
+use crate::frame::{Body, FRAME_MAX, Head, VNET_LEN};
+use crate::mailbox::Mailbox;
+use crate::pace::{Idle, Pace};
+use crate::port::tap::tx::TapTx;
+use crate::port::vhost::rx::LiveRx;
+use crate::port::vhost::tx::LiveTx;
+use crate::port::{Kind, Port, PortMap};
+use forward::{Forward, Lookup, Sender};
+use sleep::{Bed, Token};
+
+/// Passes between two looks at the TAP descriptors and the clock while busy.
+const HOUSEKEEPING: u32 = 32;
+
+/// How long a worker sleeps at most while it serves a guest that cannot kick.
+const SILENT_NAP: Duration = Duration::from_micros(100);
+
+/// What control asks of a worker. Each is carried out between bursts, in the order posted.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// The ports have changed; what was sent by the old snapshot has been sent.
+    Ports(Arc<PortMap>, oneshot::Sender<Arc<PortMap>>),
+    /// Take frames from this guest TX queue.
+    StartTx(Box<LiveTx>),
+    /// Deliver frames to this guest RX queue.
+    StartRx(Arc<Port>, u16, Box<LiveRx>),
+    /// Stop TX queue `index` of a port and hand it back: it is quiet then.
+    StopTx(PortId, u16, oneshot::Sender<Option<Box<LiveTx>>>),
+    /// The same for an RX queue.
+    StopRx(Arc<Port>, u16, oneshot::Sender<Option<Box<LiveRx>>>),
+    /// Interrupt the guest by this descriptor from now on: port, virtqueue.
+    SetCall(Arc<Port>, u16, Option<Arc<EventFd>>),
+    /// SET_VRING_ENABLE: port, virtqueue.
+    SetEnabled(Arc<Port>, u16, bool),
+    /// Take frames from this TAP queue.
+    AddTap(Box<TapTx>),
+    /// Stop taking frames from all TAP queues of a port.
+    RemoveTaps(PortId, oneshot::Sender<Vec<Box<TapTx>>>),
+    /// Forward this frame as if it had come in by the port.
+    Inject(Arc<Port>, Vec<u8>),
+    /// End the thread.
+    Exit,
+}
+
+/// What everybody may see of a worker.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: u16,
+    pub(crate) cpu: Option<usize>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) asleep: AtomicBool,
+    pub(crate) polls: Counter,
+    pub(crate) busy_polls: Counter,
+    pub(crate) sleeps: Counter,
+    pub(crate) frames: Counter,
+    /// The queues it polls: port and queue pair, kept up to date between bursts.
+    pub(crate) queues: Mutex<Vec<(PortId, u16)>>,
+}
+
+impl Shared {
+    pub(crate) fn new(id: u16, cpu: Option<usize>) -> std::io::Result<Self> {
+        Ok(Self {
+            id,
+            cpu,
+            mailbox: Mailbox::new()?,
+            asleep: AtomicBool::new(false),
+            polls: Counter::default(),
+            busy_polls: Counter::default(),
+            sleeps: Counter::default(),
+            frames: Counter::default(),
+            queues: Mutex::new(Vec::new()),
+        })
+    }
+}
+
+/// One worker: everything its thread owns.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    switch: Arc<Switch>,
+    ports: Arc<PortMap>,
+    tx: Vec<Box<LiveTx>>,
+    taps: Vec<Box<TapTx>>,
+    cache: Cache,
+    scratch: Scratch,
+    pace: Pace,
+    bed: Bed,
+    epoch: Instant,
+    now_ms: u64,
+    exit: bool,
+}
+
+/// Memory a worker forwards in.
+struct Scratch {
+    head: Head,
+    flood: Box<[u8]>,
+    workshop: Workshop,
+}
+
+impl Worker {
+    /// A worker with no queues. `epoch` is when its clock, shared with all others, is zero.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        switch: Arc<Switch>,
+        poll: Duration,
+        epoch: Instant,
+    ) -> std::io::Result<Self> {
+        let bed = Bed::new(shared.mailbox.wake_fd())?;
+        Ok(Self {
+            shared,
+            switch,
+            ports: Arc::default(),
+            tx: Vec::new(),
+            taps: Vec::new(),
+            cache: Cache::default(),
+            scratch: Scratch {
+                head: Head::new(),
+                flood: vec![0; FRAME_MAX].into_boxed_slice(),
+                workshop: Workshop::new(),
+            },
+            pace: Pace::new(poll),
+            bed,
+            epoch,
+            now_ms: 0,
+            exit: false,
+        })
+    }
+
+    /// Works until told to end.
+    pub(crate) fn run(mut self) {
+        let mut passes = 0u32;
+        while !self.exit {
+            if self.shared.mailbox.pending() {
+                self.obey();
+            }
+            if passes.is_multiple_of(HOUSEKEEPING) {
+                self.tick(Instant::now());
+                self.look_at_taps();
+            }
+            passes = passes.wrapping_add(1);
+            let frames = self.pass();
+            self.shared.polls.add(1);
+            if frames > 0 {
+                self.shared.busy_polls.add(1);
+                self.shared.frames.add(frames as u64);
+                self.pace.busy();
+                continue;
+            }
+            let now = Instant::now();
+            match self.pace.idle(now) {
+                Idle::Poll => std::hint::spin_loop(),
+                Idle::Sleep => {
+                    self.sleep();
+                    self.tick(Instant::now());
+                }
+            }
+        }
+    }
+
+    /// One pass over all queues; returns the frames taken.
+    fn pass(&mut self) -> usize {
+        let Self { switch, ports, tx, taps, cache, scratch, now_ms, .. } = self;
+        let Scratch { head, flood, workshop } = scratch;
+        let snapshot = switch.snapshot();
+        let mut frames = 0;
+        for queue in tx.iter_mut() {
+            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let egress = Egress::new(ports, workshop);
+            frames += queue.burst(&mut Forward { lookup, head, egress });
+        }
+        for tap in taps.iter_mut() {
+            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let egress = Egress::new(ports, workshop);
+            frames += tap.burst(&mut Forward { lookup, head, egress });
+        }
+        frames
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.now_ms = now.duration_since(self.epoch).as_millis() as u64;
+    }
+
+    /// Asks the kernel which TAP queues are readable, without waiting.
+    fn look_at_taps(&mut self) {
+        if !self.taps.is_empty() {
+            self.wait(Some(Duration::ZERO));
+        }
+    }
+
+    /// Arms notifications, looks once more, sleeps until something happens.
+    fn sleep(&mut self) {
+        let (mut waiting, mut silent) = (false, false);
+        for queue in &mut self.tx {
+            waiting |= queue.arm();
+            silent |= queue.kick.is_none();
+        }
+        if waiting {
+            return;
+        }
+        self.shared.sleeps.add(1);
+        self.shared.asleep.store(true, Relaxed);
+        self.wait(silent.then_some(SILENT_NAP));
+        self.shared.asleep.store(false, Relaxed);
+    }
+
+    /// Waits for descriptors, at most `limit`, and notes what happened.
+    fn wait(&mut self, limit: Option<Duration>) {
+        let Self { bed, tx, taps, .. } = self;
+        for token in bed.wait(limit) {
+            match token {
+                Token::Mailbox => {}
+                Token::Kick(port, index) => {
+                    let queue = tx.iter().find(|tx| tx.port.id == port && tx.index == index);
+                    if let Some(queue) = queue
+                        && let Some(counters) = queue.port.incoming.get(usize::from(index))
+                    {
+                        counters.kicks.add(1);
+                    }
+                }
+                Token::Tap(port, index) => {
+                    let tap = taps.iter_mut().find(|t| t.port.id == port && t.index == index);
+                    if let Some(tap) = tap {
+                        tap.ready = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries out what control asked.
+    fn obey(&mut self) {
+        for command in self.shared.mailbox.take() {
+            match command {
+                Command::Ports(ports, done) => {
+                    let old = std::mem::replace(&mut self.ports, ports);
+                    let _ = done.send(old);
+                }
+                Command::StartTx(queue) => {
+                    if let Some(kick) = queue.kick.as_deref() {
+                        self.bed.add(kick, Token::Kick(queue.port.id, queue.index));
+                    }
+                    queue.interrupt();
+                    self.tx.push(queue);
+                }
+                Command::StopTx(port, index, done) => {
+                    let at = self.tx.iter().position(|q| q.port.id == port && q.index == index);
+                    let queue = at.map(|at| self.tx.swap_remove(at));
+                    if let Some(kick) = queue.as_ref().and_then(|queue| queue.kick.as_deref()) {
+                        self.bed.remove(kick);
+                    }
+                    let _ = done.send(queue);
+                }
+                Command::StartRx(port, index, queue) => start_rx(&port, index, queue),
+                Command::StopRx(port, index, done) => {
+                    let _ = done.send(stop_rx(&port, index));
+                }
+                Command::SetCall(port, virtqueue, call) => self.set_call(&port, virtqueue, call),
+                Command::SetEnabled(port, virtqueue, on) => {
+                    self.set_enabled(&port, virtqueue, on);
+                }
+                Command::AddTap(tap) => {
+                    self.bed.add(tap.queue(), Token::Tap(tap.port.id, tap.index));
+                    self.taps.push(tap);
+                }
+                Command::RemoveTaps(port, done) => {
+                    self.remove_taps(port, done);
+                }
+                Command::Inject(port, frame) => self.inject(&port, &frame),
+                Command::Exit => self.exit = true,
+            }
+        }
+        let tx = self.tx.iter().map(|queue| (queue.port.id, queue.index));
+        let taps = self.taps.iter().map(|tap| (tap.port.id, tap.index));
+        *self.shared.queues.lock() = tx.chain(taps).collect();
+    }
+
+    fn remove_taps(&mut self, port: PortId, done: oneshot::Sender<Vec<Box<TapTx>>>) {
+        let taps: Vec<_> = self.taps.extract_if(.., |tap| tap.port.id == port).collect();
+        for tap in &taps {
+            self.bed.remove(tap.queue());
+        }
+        let _ = done.send(taps);
+    }
+
+    fn set_call(&mut self, port: &Port, virtqueue: u16, call: Option<Arc<EventFd>>) {
+        let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
+        if is_tx {
+            if let Some(queue) = self.tx_queue(port.id, index) {
+                queue.call = call;
+            }
+        } else if let Kind::Vhost(vhost) = &port.kind
+            && let Some(queue) = vhost.rx.get(usize::from(index))
+            && let Some(live) = queue.live.lock().as_mut()
+        {
+            live.call = call;
+        }
+    }
+
+    fn set_enabled(&mut self, port: &Port, virtqueue: u16, on: bool) {
+        let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
+        if is_tx {
+            if let Some(queue) = self.tx_queue(port.id, index) {
+                queue.enabled = on;
+            }
+        } else if let Kind::Vhost(vhost) = &port.kind
+            && let Some(queue) = vhost.rx.get(usize::from(index))
+            && let Some(live) = queue.live.lock().as_mut()
+        {
+            live.enabled = on;
+            vhost.set_active(index, on);
+        }
+    }
+
+    fn tx_queue(&mut self, port: PortId, index: u16) -> Option<&mut LiveTx> {
+        self.tx.iter_mut().find(|q| q.port.id == port && q.index == index).map(|q| &mut **q)
+    }
+
+    fn inject(&mut self, port: &Port, bytes: &[u8]) {
+        let Some(counters) = port.incoming.first() else { return };
+        let snapshot = self.switch.snapshot();
+        let Scratch { head, flood, workshop } = &mut self.scratch;
+        let cache = &mut self.cache;
+        let mut lookup = Lookup { switch: &snapshot, cache, now_ms: self.now_ms, flood };
+        let skip = head.fill_local_with_vnet(&[0; VNET_LEN], bytes);
+        let body = Body::Local(bytes.get(skip..).unwrap_or_default());
+        counters.frames.add(1);
+        counters.bytes.add(bytes.len() as u64);
+        let mut egress = Egress::new(&self.ports, workshop);
+        let sender = Sender { port, counters, offloads: Offloads::NONE };
+        lookup.forward(&sender, VNET_LEN, head, body, bytes.len(), &mut egress);
+    }
+}
+
+/// Opens an RX queue to all workers, and interrupts the guest once: whatever it waited for while
+/// nobody served the ring, it looks now.
+fn start_rx(port: &Port, index: u16, queue: Box<LiveRx>) {
+    let Kind::Vhost(vhost) = &port.kind else { return };
+    let Some(slot) = vhost.rx.get(usize::from(index)) else { return };
+    let mut live = slot.live.lock();
+    vhost.set_active(index, queue.enabled);
+    queue.interrupt(&slot.counters);
+    *live = Some(queue);
+}
+
+/// Takes an RX queue away from all workers.
+fn stop_rx(port: &Port, index: u16) -> Option<Box<LiveRx>> {
+    let Kind::Vhost(vhost) = &port.kind else { return None };
+    let slot = vhost.rx.get(usize::from(index))?;
+    let mut live = slot.live.lock();
+    vhost.set_active(index, false);
+    let mut queue = live.take()?;
+    queue.finish(&slot.counters);
+    Some(queue)
+}

@@ -1,0 +1,149 @@
+//! Virtqueue rings in guest memory: single little-endian accesses, checked against the area.
+
+#![expect(unsafe_code)]
+// UNSAFETY: atomic accesses through a raw pointer into guest memory; every one is checked for
+// bounds and alignment first.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::memory::GuestMemory;
+
+/// One part of a virtqueue (descriptor table, available ring, used ring, event structure) in guest
+/// memory.
+///
+/// Offsets are in bytes from its start. Every access is one atomic load or store of the size its
+/// name says, of the little-endian number in the ring (virtio 1.3, 2.7 and 2.8); what is not
+/// `acquire` or `release` is relaxed. An access that is outside the area or not aligned to its own
+/// size is a mistake of the caller: it fails a debug assertion, otherwise loads give 0 and stores
+/// do nothing.
+///
+/// Keeps the memory mapped as long as it lives.
+#[derive(Debug)]
+pub struct RingArea {
+    ptr: NonNull<u8>,
+    len: usize,
+    memory: Arc<GuestMemory>,
+}
+
+// SAFETY: the pointer is into memory that `memory` keeps mapped; all accesses are atomic.
+unsafe impl Send for RingArea {}
+// SAFETY: as above.
+unsafe impl Sync for RingArea {}
+
+impl RingArea {
+    /// The `len` bytes at `gpa`, if they are all in guest memory and `gpa` is a multiple of `align`
+    /// (a power of two, as the specification demands it for this part).
+    #[must_use]
+    pub fn new(memory: Arc<GuestMemory>, gpa: u64, len: u32, align: u32) -> Option<RingArea> {
+        if !align.is_power_of_two() || gpa & (u64::from(align) - 1) != 0 {
+            return None;
+        }
+        let slice = memory.slice(gpa, len)?;
+        let (ptr, len) = (slice.ptr, slice.len());
+        Some(RingArea { ptr, len, memory })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The memory it is in.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// The address of `N` bytes at `off`, if they are inside and aligned to `A`.
+    #[inline(always)]
+    fn at<const N: usize, const A: usize>(&self, off: usize) -> Option<*mut u8> {
+        let inside = off.checked_add(N).is_some_and(|end| end <= self.len);
+        if inside {
+            // SAFETY: off + N <= len, all of which is mapped.
+            let ptr = unsafe { self.ptr.add(off) };
+            if ptr.addr().get() & (A - 1) == 0 {
+                return Some(ptr.as_ptr());
+            }
+        }
+        debug_assert!(false, "ring access of {N} bytes at {off} of {}", self.len);
+        None
+    }
+}
+
+macro_rules! loads {
+    ($($name:ident: $int:ty, $atomic:ty, $order:ident;)*) => {
+        impl RingArea {$(
+            #[doc = concat!("Loads a ", stringify!($int), " at `off` (", stringify!($order), ").")]
+            #[inline(always)]
+            #[must_use]
+            pub fn $name(&self, off: usize) -> $int {
+                const SIZE: usize = size_of::<$int>();
+                let Some(ptr) = self.at::<SIZE, SIZE>(off) else { return 0 };
+                // SAFETY: in bounds, aligned and mapped as long as `self.memory` lives.
+                let place = unsafe { <$atomic>::from_ptr(ptr.cast()) };
+                <$int>::from_le(place.load(Ordering::$order))
+            }
+        )*}
+    };
+}
+
+macro_rules! stores {
+    ($($name:ident: $int:ty, $atomic:ty, $order:ident;)*) => {
+        impl RingArea {$(
+            #[doc = concat!("Stores a ", stringify!($int), " at `off` (", stringify!($order), ").")]
+            #[inline(always)]
+            pub fn $name(&self, off: usize, value: $int) {
+                const SIZE: usize = size_of::<$int>();
+                let Some(ptr) = self.at::<SIZE, SIZE>(off) else { return };
+                // SAFETY: in bounds, aligned and mapped as long as `self.memory` lives.
+                let place = unsafe { <$atomic>::from_ptr(ptr.cast()) };
+                place.store(value.to_le(), Ordering::$order);
+            }
+        )*}
+    };
+}
+
+loads! {
+    load_u16: u16, AtomicU16, Relaxed;
+    load_u16_acquire: u16, AtomicU16, Acquire;
+    load_u32: u32, AtomicU32, Relaxed;
+    load_u32_acquire: u32, AtomicU32, Acquire;
+    load_u64: u64, AtomicU64, Relaxed;
+    load_u64_acquire: u64, AtomicU64, Acquire;
+}
+
+stores! {
+    store_u16: u16, AtomicU16, Relaxed;
+    store_u16_release: u16, AtomicU16, Release;
+    store_u32: u32, AtomicU32, Relaxed;
+    store_u32_release: u32, AtomicU32, Release;
+    store_u64: u64, AtomicU64, Relaxed;
+    store_u64_release: u64, AtomicU64, Release;
+}
+
+impl RingArea {
+    /// Loads the 16 bytes of a descriptor at `off`, which must be a multiple of 8 from an aligned
+    /// start: two relaxed loads, each field in one of them (address; length, then flags and next or
+    /// id and flags).
+    #[inline(always)]
+    #[must_use]
+    pub fn load_desc(&self, off: usize) -> [u64; 2] {
+        let Some(ptr) = self.at::<16, 8>(off) else { return [0; 2] };
+        // SAFETY: 16 bytes in bounds, aligned to 8 and mapped as long as `self.memory` lives.
+        let halves =
+            unsafe { [AtomicU64::from_ptr(ptr.cast()), AtomicU64::from_ptr(ptr.add(8).cast())] };
+        halves.map(|half| u64::from_le(half.load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! Checked pieces of guest memory: all one can do with them is copy.
+
+#![expect(unsafe_code)]
+// UNSAFETY: copies from and to raw pointers, which only `GuestMemory::slice` makes.
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use crate::copy;
+use crate::memory::GuestMemory;
+
+/// Bytes of a cache line.
+const CACHE_LINE: usize = 64;
+
+/// A piece of guest memory that was checked against the table, at most 4 GiB - 1 long.
+///
+/// The guest may change its bytes at any moment, so two copies of the same piece may differ:
+/// whoever checks something must go on using the copy that was checked.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestSlice<'m> {
+    pub(crate) ptr: NonNull<u8>,
+    pub(crate) len: u32,
+    pub(crate) memory: PhantomData<&'m GuestMemory>,
+}
+
+// SAFETY: behaves like `&GuestMemory`, which is Send because GuestMemory is Sync; all accesses may
+// race.
+unsafe impl Send for GuestSlice<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for GuestSlice<'_> {}
+
+impl<'m> GuestSlice<'m> {
+    /// Length in bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there is nothing in it.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Asks for the cache lines of the first `n` bytes, to be read soon. Changes nothing; never
+    /// faults.
+    #[inline(always)]
+    pub fn prefetch_read(&self, n: usize) {
+        for line in (0..n.min(self.len())).step_by(CACHE_LINE) {
+            copy::prefetch_read(self.ptr.as_ptr().wrapping_add(line));
+        }
+    }
+
+    /// The same for bytes to be written soon.
+    #[inline(always)]
+    pub fn prefetch_write(&self, n: usize) {
+        for line in (0..n.min(self.len())).step_by(CACHE_LINE) {
+            copy::prefetch_write(self.ptr.as_ptr().wrapping_add(line));
+        }
+    }
+
+    /// The first `n` bytes and the rest. `n` beyond the end counts as the end.
+    #[inline(always)]
+    #[must_use]
+    pub fn split_at(self, n: usize) -> (GuestSlice<'m>, GuestSlice<'m>) {
+        (self.take(n), self.skip(n))
+    }
+
+    /// Without the first `n` bytes. `n` beyond the end counts as the end.
+    #[inline(always)]
+    #[must_use]
+    pub fn skip(self, n: usize) -> GuestSlice<'m> {
+        let n = n.min(self.len());
+        // SAFETY: n <= len, so the pointer stays inside the piece or just behind it.
+        let ptr = unsafe { self.ptr.add(n) };
+        GuestSlice { ptr, len: self.len - n as u32, memory: PhantomData }
+    }
+
+    /// The first `n` bytes. `n` beyond the end counts as the end.
+    #[inline(always)]
+    #[must_use]
+    pub fn take(self, n: usize) -> GuestSlice<'m> {
+        GuestSlice { len: n.min(self.len()) as u32, ..self }
+    }
+
+    /// Copies guest memory into `dst`: as many bytes as the shorter of the two has. Returns that
+    /// number.
+    #[inline(always)]
+    pub fn copy_to(&self, dst: &mut [u8]) -> usize {
+        let len = self.len().min(dst.len());
+        // SAFETY: both are at least len bytes long; guest memory cannot vanish (fault handler)
+        // while 'm lives.
+        unsafe { copy::copy(dst.as_mut_ptr(), self.ptr.as_ptr(), len) };
+        len
+    }
+
+    /// Copies `src` into guest memory: as many bytes as the shorter of the two has. Returns that
+    /// number.
+    #[inline(always)]
+    pub fn copy_from(&self, src: &[u8]) -> usize {
+        let len = self.len().min(src.len());
+        // SAFETY: as in copy_to.
+        unsafe { copy::copy(self.ptr.as_ptr(), src.as_ptr(), len) };
+        len
+    }
+
+    /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the
+    /// shorter of the two has. Returns that number. Where the two overlap, some mixture of old and
+    /// new bytes is the result.
+    #[inline(always)]
+    pub fn copy_to_guest(&self, dst: GuestSlice<'_>) -> usize {
+        let len = self.len().min(dst.len());
+        // SAFETY: as in copy_to; the copy makes no assumption about overlap.
+        unsafe { copy::copy(dst.ptr.as_ptr(), self.ptr.as_ptr(), len) };
+        len
+    }
+}
+
+/// Most pieces one write may have (`UIO_MAXIOV`).
+const MAX_PIECES: usize = 1024;
+
+/// Writes `head` and then `body` to `fd` in one system call, straight from guest memory: one frame
+/// to a TAP device.
+///
+/// Returns the number of bytes written. The bytes in `body` are read by the kernel, not through a
+/// checked copy.
+///
+/// # Errors
+/// What writev(2) reports; `EFAULT` when guest memory has vanished; `EMSGSIZE` for more than 1024
+/// non-empty pieces.
+pub fn write_vectored(
+    fd: BorrowedFd<'_>,
+    head: &[&[u8]],
+    body: &[GuestSlice<'_>],
+) -> io::Result<usize> {
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_PIECES];
+    let mut count = 0;
+    let all = head
+        .iter()
+        .map(|part| (part.as_ptr().cast_mut(), part.len()))
+        .chain(body.iter().map(|slice| (slice.ptr.as_ptr(), slice.len())));
+    for (ptr, len) in all.filter(|&(_, len)| len > 0) {
+        let Some(piece) = pieces.get_mut(count) else {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        };
+        piece.write(libc::iovec { iov_base: ptr.cast(), iov_len: len });
+        count += 1;
+    }
+    // SAFETY: the first `count` pieces are initialised; each names a live slice or checked guest
+    // memory, and writev only reads from it.
+    let written =
+        unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr().cast(), count as libc::c_int) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests;

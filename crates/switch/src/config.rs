@@ -1,0 +1,553 @@
+//! Networks and ports: what control changes and workers read as a snapshot.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use packet::eth::Eth;
+use packet::{Mac, VlanEdit};
+use parking_lot::Mutex;
+
+use crate::fdb::{self, Fdb, FdbEntry, NetworkStats, Observed, PortShared, Source};
+use crate::vlan::{self, Class, Egress, VID_MAX, VlanMode};
+use crate::{DropReason, Flood, NetworkId, PortId, Verdict};
+
+/// A network's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// Addresses learned at most; frames from more are forwarded, and their sources not learned.
+    pub mac_limit: usize,
+    /// After this long without a frame an address is forgotten (to the second).
+    pub mac_age: Duration,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self { mac_limit: 8192, mac_age: Duration::from_secs(300) }
+    }
+}
+
+/// A port's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// The network it belongs to, for good.
+    pub network: NetworkId,
+    /// How it treats tags.
+    pub vlan: VlanMode,
+    /// Addresses learned behind it at most; `None`: as many as the network's limit.
+    pub mac_limit: Option<usize>,
+}
+
+/// A configuration that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwitchError {
+    /// Unknown network.
+    #[error("there is no network {0}")]
+    NoSuchNetwork(NetworkId),
+    /// Unknown port.
+    #[error("there is no port {0}")]
+    NoSuchPort(PortId),
+    /// The network to remove has ports.
+    #[error("network {0} still has ports; remove them first")]
+    NetworkInUse(NetworkId),
+    /// All port numbers are in use.
+    #[error("there are {} ports already, which is the most there can be", Switch::PORTS_MAX)]
+    TooManyPorts,
+    /// All network numbers are in use.
+    #[error("there are {} networks already, which is the most there can be", Switch::NETWORKS_MAX)]
+    TooManyNetworks,
+    /// Not a VLAN id.
+    #[error("{0} is not a VLAN id; use 1 to {VID_MAX}")]
+    BadVlan(u16),
+    /// Group or zero address as a static entry.
+    #[error("{0} is not the address of one station")]
+    NotUnicast(Mac),
+    /// The static entries of the network are used up.
+    #[error("network {0} has too many static addresses")]
+    TooManyStatic(NetworkId),
+    /// No such static entry.
+    #[error("{0} is not a static address there")]
+    NotStatic(Mac),
+}
+
+/// The switch: see the crate.
+#[derive(Debug)]
+pub struct Switch {
+    config: ArcSwap<Config>,
+    generations: Arc<AtomicU64>,
+    control: Mutex<Control>,
+}
+
+/// Where numbers are handed out from next.
+#[derive(Debug, Default)]
+struct Control {
+    next_port: usize,
+    next_network: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Config {
+    version: u64,
+    ports: Vec<Option<Port>>,
+    networks: Vec<Option<Arc<Network>>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    network: NetworkId,
+    up: bool,
+    vlan: VlanMode,
+    mac_limit: Option<usize>,
+    shared: Arc<PortShared>,
+    pub(crate) fdb: Arc<Fdb>,
+}
+
+#[derive(Debug)]
+struct Network {
+    /// Version of the configuration that made this one.
+    version: u64,
+    fdb: Arc<Fdb>,
+    /// Ports in one VLAN only, as (VLAN, port), ascending; up.
+    narrow: Box<[(u16, PortId)]>,
+    /// The other ports, ascending; up.
+    wide: Box<[(PortId, VlanMode)]>,
+}
+
+/// The configuration as it was when a burst began. Cheap; take one per burst and drop it after.
+#[derive(Debug)]
+pub struct Snapshot(arc_swap::Guard<Arc<Config>>);
+
+/// A verdict, and whether and since when it may be remembered.
+pub(crate) struct Decision {
+    pub(crate) verdict: Verdict,
+    /// Stamp of the source, if a worker may remember the verdict.
+    pub(crate) remember: Option<u64>,
+}
+
+impl From<Verdict> for Decision {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, remember: None }
+    }
+}
+
+impl Default for Switch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Switch {
+    /// Port numbers are below this.
+    pub const PORTS_MAX: usize = 4096;
+    /// Network numbers are below this.
+    pub const NETWORKS_MAX: usize = 4096;
+
+    /// Without networks.
+    pub fn new() -> Self {
+        Self {
+            config: ArcSwap::from_pointee(Config::default()),
+            generations: Arc::default(),
+            control: Mutex::default(),
+        }
+    }
+
+    /// The configuration now.
+    #[inline]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.config.load())
+    }
+
+    /// A number that grows whenever something changed that can change a verdict.
+    pub fn generation(&self) -> u64 {
+        self.generations.load(Ordering::Acquire)
+    }
+
+    /// A new network without ports.
+    pub fn add_network(&self, settings: NetworkConfig) -> Result<NetworkId, SwitchError> {
+        let mut control = self.control.lock();
+        let mut config = self.next_config();
+        let index = free_place(&mut config.networks, &mut control.next_network, Self::NETWORKS_MAX)
+            .ok_or(SwitchError::TooManyNetworks)?;
+        let fdb = Fdb::new(&self.generations, settings.mac_limit, millis(settings.mac_age));
+        let network = Network {
+            version: config.version,
+            fdb: Arc::new(fdb),
+            narrow: Box::default(),
+            wide: Box::default(),
+        };
+        if let Some(place) = config.networks.get_mut(index) {
+            *place = Some(Arc::new(network));
+        }
+        self.config.store(Arc::new(config));
+        Ok(NetworkId(index as u16))
+    }
+
+    /// Other settings for a network. A lower limit removes nothing.
+    pub fn set_network(&self, id: NetworkId, settings: NetworkConfig) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let fdb = self.fdb_of(id)?;
+        fdb.set_limits(settings.mac_limit, millis(settings.mac_age));
+        Ok(())
+    }
+
+    /// Removes a network that has no ports.
+    pub fn remove_network(&self, id: NetworkId) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let mut config = self.next_config();
+        if config.ports.iter().flatten().any(|port| port.network == id) {
+            return Err(SwitchError::NetworkInUse(id));
+        }
+        let place = config.networks.get_mut(usize::from(id.0));
+        place.and_then(Option::take).ok_or(SwitchError::NoSuchNetwork(id))?;
+        self.config.store(Arc::new(config));
+        Ok(())
+    }
+
+    /// A new port, **down**: see [`Switch::set_link`].
+    pub fn add_port(&self, settings: PortConfig) -> Result<PortId, SwitchError> {
+        settings.vlan.check().map_err(SwitchError::BadVlan)?;
+        let mut control = self.control.lock();
+        let fdb = self.fdb_of(settings.network)?;
+        let mut config = self.next_config();
+        let index = free_place(&mut config.ports, &mut control.next_port, Self::PORTS_MAX)
+            .ok_or(SwitchError::TooManyPorts)?;
+        let port = Port {
+            network: settings.network,
+            up: false,
+            vlan: settings.vlan,
+            mac_limit: settings.mac_limit,
+            shared: Arc::default(),
+            fdb,
+        };
+        let id = PortId(index as u16);
+        self.publish(config, id, Some(port));
+        Ok(id)
+    }
+
+    /// Removes a port with everything learned and pinned behind it. Workers may still send to it
+    /// until they have finished the burst they are in.
+    pub fn remove_port(&self, id: PortId) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let config = self.next_config();
+        config.port(id).ok_or(SwitchError::NoSuchPort(id))?;
+        self.publish(config, id, None);
+        Ok(())
+    }
+
+    /// Sets a port up, or down: then nothing is sent to it, frames from it are dropped
+    /// (`port-down`), and what was learned behind it is forgotten.
+    pub fn set_link(&self, id: PortId, up: bool) -> Result<(), SwitchError> {
+        self.change_port(id, |port| {
+            let change = port.up != up;
+            port.up = up;
+            change
+        })
+    }
+
+    /// Another VLAN mode; what was learned behind the port is forgotten.
+    pub fn set_vlan(&self, id: PortId, vlan: VlanMode) -> Result<(), SwitchError> {
+        vlan.check().map_err(SwitchError::BadVlan)?;
+        self.change_port(id, |port| {
+            let change = port.vlan != vlan;
+            port.vlan = vlan;
+            change
+        })
+    }
+
+    /// Another limit of addresses; what was learned behind the port is forgotten.
+    pub fn set_mac_limit(&self, id: PortId, limit: Option<usize>) -> Result<(), SwitchError> {
+        self.change_port(id, |port| {
+            let change = port.mac_limit != limit;
+            port.mac_limit = limit;
+            change
+        })
+    }
+
+    /// Pins an address (in a VLAN, or untagged) to a port: never aged, moved or counted against a
+    /// limit. A learned entry is replaced. While the port is down frames to it are dropped.
+    pub fn add_static(&self, mac: Mac, vlan: Option<u16>, port: PortId) -> Result<(), SwitchError> {
+        if mac.is_multicast() || mac.is_zero() {
+            return Err(SwitchError::NotUnicast(mac));
+        }
+        let _control = self.control.lock();
+        let config = self.config.load();
+        let to = config.port(port).ok_or(SwitchError::NoSuchPort(port))?;
+        let pinned = to.fdb.pin(fdb::key(fid(vlan)?, mac), port);
+        pinned.then_some(()).ok_or(SwitchError::TooManyStatic(to.network))
+    }
+
+    /// Releases a pinned address.
+    pub fn remove_static(
+        &self,
+        network: NetworkId,
+        mac: Mac,
+        vlan: Option<u16>,
+    ) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let released = self.fdb_of(network)?.unpin(fdb::key(fid(vlan)?, mac));
+        released.then_some(()).ok_or(SwitchError::NotStatic(mac))
+    }
+
+    /// Forgets what was learned behind a port; returns how many addresses that were.
+    pub fn flush_port(&self, id: PortId) -> Result<u64, SwitchError> {
+        let _control = self.control.lock();
+        let config = self.config.load();
+        let port = config.port(id).ok_or(SwitchError::NoSuchPort(id))?;
+        Ok(port.fdb.flush(Some(id)))
+    }
+
+    /// Forgets everything that was learned in a network; returns how many addresses that were.
+    pub fn flush_network(&self, id: NetworkId) -> Result<u64, SwitchError> {
+        let _control = self.control.lock();
+        Ok(self.fdb_of(id)?.flush(None))
+    }
+
+    /// Ages all MAC tables and keeps them tidy; call it about once a second. Returns how many
+    /// addresses were aged out.
+    pub fn maintain(&self, now_ms: u64) -> u64 {
+        let config = self.config.load_full();
+        config.networks.iter().flatten().map(|network| network.fdb.maintain(now_ms)).sum()
+    }
+
+    /// The MAC table of a network, by VLAN and address.
+    pub fn fdb(&self, id: NetworkId, now_ms: u64) -> Result<Vec<FdbEntry>, SwitchError> {
+        Ok(self.fdb_of(id)?.entries(now_ms))
+    }
+
+    /// What happened to the MAC table of a network.
+    pub fn network_stats(&self, id: NetworkId) -> Result<NetworkStats, SwitchError> {
+        Ok(self.fdb_of(id)?.stats())
+    }
+
+    fn fdb_of(&self, id: NetworkId) -> Result<Arc<Fdb>, SwitchError> {
+        let config = self.config.load();
+        let network = config.network(id).ok_or(SwitchError::NoSuchNetwork(id))?;
+        Ok(Arc::clone(&network.fdb))
+    }
+
+    fn next_config(&self) -> Config {
+        let mut config = Config::clone(&self.config.load());
+        config.version += 1;
+        config
+    }
+
+    fn change_port(
+        &self,
+        id: PortId,
+        change: impl FnOnce(&mut Port) -> bool,
+    ) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let config = self.next_config();
+        let mut port = config.port(id).cloned().ok_or(SwitchError::NoSuchPort(id))?;
+        if change(&mut port) {
+            port.shared = Arc::default();
+            self.publish(config, id, Some(port));
+        }
+        Ok(())
+    }
+
+    /// Puts a port into its place (or nothing) and the configuration into force: first workers can
+    /// see it, then what the old one learned goes, then what they remember of it counts no more.
+    fn publish(&self, mut config: Config, id: PortId, port: Option<Port>) {
+        let Some(place) = config.ports.get_mut(id.index()) else { return };
+        let shared = port.as_ref().map(|port| Arc::clone(&port.shared));
+        let old = std::mem::replace(place, port);
+        let Some(Port { network, fdb, .. }) = place.clone().or(old) else { return };
+        config.rebuild(network, &fdb);
+        let version = config.version;
+        self.config.store(Arc::new(config));
+        fdb.configured(version, id, shared.as_ref());
+    }
+}
+
+impl Config {
+    fn port(&self, id: PortId) -> Option<&Port> {
+        self.ports.get(id.index())?.as_ref()
+    }
+
+    fn network(&self, id: NetworkId) -> Option<&Network> {
+        self.networks.get(usize::from(id.0))?.as_deref()
+    }
+
+    /// Computes what floods need to know of a network.
+    fn rebuild(&mut self, id: NetworkId, fdb: &Arc<Fdb>) {
+        let mut narrow = Vec::new();
+        let mut wide = Vec::new();
+        let ports = self.ports.iter().enumerate();
+        for (index, port) in ports.filter_map(|(index, port)| Some((index, port.as_ref()?))) {
+            let number = PortId(index as u16);
+            match &port.vlan {
+                _ if port.network != id || !port.up => {}
+                VlanMode::Access(vid) => narrow.push((*vid, number)),
+                other => wide.push((number, other.clone())),
+            }
+        }
+        narrow.sort_unstable();
+        let network = Network {
+            version: self.version,
+            fdb: Arc::clone(fdb),
+            narrow: narrow.into(),
+            wide: wide.into(),
+        };
+        if let Some(place) = self.networks.get_mut(usize::from(id.0)) {
+            *place = Some(Arc::new(network));
+        }
+    }
+}
+
+impl Snapshot {
+    #[inline]
+    pub(crate) fn port(&self, id: PortId) -> Option<&Port> {
+        self.0.port(id)
+    }
+
+    /// The verdict on a frame, worked out in full; learns its source. What [`crate::Cache`] does
+    /// when it does not remember.
+    pub fn lookup(&self, in_port: PortId, head: &[u8], now_ms: u64) -> Verdict {
+        self.decide(in_port, head, now_ms).verdict
+    }
+
+    /// The ports of a flood, with what to do to the tag for each. In no particular order.
+    #[inline]
+    pub fn flood(&self, flood: Flood) -> FloodMembers<'_> {
+        let Flood { in_port, class } = flood;
+        let network = self.port(in_port).and_then(|port| self.0.network(port.network));
+        let (narrow, wide) = network.map_or((&[][..], &[][..]), |n| (&n.narrow[..], &n.wide[..]));
+        let from = narrow.partition_point(|(vid, _)| *vid < class.fid);
+        let narrow = narrow.get(from..).unwrap_or_default();
+        let to = narrow.partition_point(|(vid, _)| *vid == class.fid);
+        let narrow = narrow.get(..to).unwrap_or_default();
+        FloodMembers { flood, narrow: narrow.iter(), wide: wide.iter() }
+    }
+
+    pub(crate) fn decide(&self, in_port: PortId, head: &[u8], now_ms: u64) -> Decision {
+        let drop = |reason| Decision::from(Verdict::Drop(reason));
+        let Some(port) = self.port(in_port).filter(|port| port.up) else {
+            return drop(DropReason::PortDown);
+        };
+        let Some(eth) = Eth::parse(head) else { return drop(DropReason::Runt) };
+        if eth.src.is_multicast() || eth.src.is_zero() {
+            return drop(DropReason::SrcMacInvalid);
+        }
+        if eth.dst.is_reserved() {
+            return drop(DropReason::ReservedMulticast);
+        }
+        let Some(class) = port.vlan.classify(&eth) else {
+            return drop(DropReason::VlanNotAllowed);
+        };
+        let source = Source {
+            port: in_port,
+            mac_limit: port.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32),
+            shared: &port.shared,
+        };
+        let table = port.fdb.table();
+        let observed = port.fdb.observe(&table, fdb::key(class.fid, eth.src), &source, now_ms);
+        let destination = match observed {
+            // It may have been learned just now, and into a newer table.
+            Observed::Known(_) if eth.dst == eth.src => Some(in_port),
+            _ if eth.dst.is_multicast() => None,
+            _ => fdb::lookup(&table, fdb::key(class.fid, eth.dst)),
+        };
+        if let Some(to) = destination
+            && let Some(verdict) = self.unicast(in_port, port, class, to)
+        {
+            let remember = match observed {
+                Observed::Known(stamp) => Some(stamp),
+                Observed::Refused => Some(now_ms),
+                Observed::Again => None,
+            };
+            let latest =
+                self.0.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));
+            return Decision { verdict, remember: remember.filter(|_| latest) };
+        }
+        let flood = Flood { in_port, class };
+        if self.flood(flood).next().is_none() {
+            return drop(DropReason::NoDestination);
+        }
+        Verdict::Flood(flood).into()
+    }
+
+    /// The verdict if the destination is behind port `number`; `None` if that cannot be.
+    #[inline]
+    fn unicast(
+        &self,
+        in_port: PortId,
+        from: &Port,
+        class: Class,
+        number: PortId,
+    ) -> Option<Verdict> {
+        if number == in_port {
+            return Some(Verdict::Drop(DropReason::SamePort));
+        }
+        // The table may be newer than this snapshot: the port may be none, or another's by now.
+        let to = self.port(number).filter(|to| Arc::ptr_eq(&to.fdb, &from.fdb))?;
+        match to.vlan.egress(class) {
+            Egress::NotMember => None,
+            Egress::Uncovers => Some(Verdict::Drop(DropReason::VlanNotAllowed)),
+            Egress::Edit(_) if !to.up => Some(Verdict::Drop(DropReason::PortDown)),
+            Egress::Edit(edit) => Some(Verdict::Forward { port: number, edit }),
+        }
+    }
+}
+
+/// One port a flooded frame goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FloodMember {
+    /// The port.
+    pub port: PortId,
+    /// What to do with the tag for it.
+    pub edit: VlanEdit,
+}
+
+/// The ports of a flood: see [`Snapshot::flood`].
+#[derive(Clone, Debug)]
+pub struct FloodMembers<'s> {
+    flood: Flood,
+    narrow: std::slice::Iter<'s, (u16, PortId)>,
+    wide: std::slice::Iter<'s, (PortId, VlanMode)>,
+}
+
+impl Iterator for FloodMembers<'_> {
+    type Item = FloodMember;
+
+    #[inline]
+    fn next(&mut self) -> Option<FloodMember> {
+        let Flood { in_port, class } = self.flood;
+        let narrow = self.narrow.by_ref().map(|(_, port)| (*port, vlan::untagged(class)));
+        let wide = self.wide.by_ref().map(|(port, mode)| (*port, mode.egress(class)));
+        narrow.chain(wide).find_map(|(port, egress)| match egress {
+            Egress::Edit(edit) if port != in_port => Some(FloodMember { port, edit }),
+            _ => None,
+        })
+    }
+}
+
+/// The first free place from `next` on, around; makes one if there is none.
+fn free_place<T>(places: &mut Vec<Option<T>>, next: &mut usize, max: usize) -> Option<usize> {
+    let index = (0..max)
+        .map(|step| (*next + step) % max)
+        .find(|index| places.get(*index).is_none_or(Option::is_none))?;
+    if index >= places.len() {
+        places.resize_with(index + 1, || None);
+    }
+    *next = (index + 1) % max;
+    Some(index)
+}
+
+/// FID of an optional VLAN id.
+fn fid(vlan: Option<u16>) -> Result<u16, SwitchError> {
+    match vlan {
+        None => Ok(0),
+        Some(vid) if (1..=VID_MAX).contains(&vid) => Ok(vid),
+        Some(vid) => Err(SwitchError::BadVlan(vid)),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

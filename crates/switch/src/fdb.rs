@@ -1,0 +1,487 @@
+//! The MAC table of one network: learning, moving, ageing, limits.
+//!
+//! See the crate's essay for who may do what. Here: [`Fdb::observe`] and [`lookup`] are the
+//! workers'; all else is control's. Whatever changes or removes an entry ends in [`Fdb::bump`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use packet::Mac;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::PortId;
+use crate::table::Table;
+
+/// A source's last-seen stamp is written at most this often, milliseconds.
+pub(crate) const REFRESH_MS: u64 = 1000;
+/// Addresses that may change ports per second in one network; each one makes all workers forget
+/// what they remember of that network. Frames beyond it are forwarded all the same.
+const MOVES_PER_SECOND: u32 = 1024;
+/// Static entries per network.
+const STATIC_MAX: usize = 4096;
+
+/// One learned or pinned address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FdbEntry {
+    /// The address.
+    pub mac: Mac,
+    /// Its VLAN; `None` for untagged traffic of transparent ports.
+    pub vlan: Option<u16>,
+    /// The port it is behind.
+    pub port: PortId,
+    /// Since its last frame, to the second; zero for a static entry.
+    pub age: Duration,
+    /// Static: set by the operator, neither moved nor aged.
+    pub fixed: bool,
+}
+
+/// What happened to a network's MAC table so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct NetworkStats {
+    /// Learned addresses in the table now.
+    pub macs: u64,
+    /// Static addresses in the table now.
+    pub fixed: u64,
+    /// Addresses learned.
+    pub learned: u64,
+    /// Addresses that changed ports.
+    pub moved: u64,
+    /// Looks at a source that had changed ports too often in this second to be moved.
+    pub moves_held: u64,
+    /// Looks at a source that was not learned because of a limit. (Its frames were forwarded.)
+    pub limited: u64,
+    /// Addresses that were not heard from for too long.
+    pub aged: u64,
+    /// Addresses removed because their port went down, changed its VLANs or was flushed.
+    pub flushed: u64,
+}
+
+/// A table key: address, FID, and a bit that keeps it from being zero.
+pub(crate) fn key(fid: u16, mac: Mac) -> u64 {
+    mac.to_u64() | u64::from(fid & 0xfff) << 48 | 1 << 60
+}
+
+/// The value word of an entry: port (bits 0..16), live (16), static (17), stamp in milliseconds
+/// (24..64: thirty years).
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Value(u64);
+
+impl Value {
+    const REMOVED: Self = Self(0);
+
+    fn new(port: PortId, fixed: bool, stamp: u64) -> Self {
+        Self(u64::from(port.0) | 1 << 16 | u64::from(fixed) << 17 | stamp << 24)
+    }
+
+    fn live(self) -> Option<Self> {
+        (self.0 >> 16 & 1 == 1).then_some(self)
+    }
+
+    fn port(self) -> PortId {
+        PortId(self.0 as u16)
+    }
+
+    fn fixed(self) -> bool {
+        self.0 >> 17 & 1 == 1
+    }
+
+    fn stamp(self) -> u64 {
+        self.0 >> 24
+    }
+
+    /// Since the stamp; a stamp from another worker's later clock reading counts as now.
+    fn age(self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.stamp())
+    }
+}
+
+/// What a port's snapshot and the table share: replaced whenever the port is flushed, so that a
+/// worker with an old snapshot cannot learn for it any more.
+#[derive(Debug, Default)]
+pub(crate) struct PortShared {
+    /// Addresses learned behind it. Written under the table's mutex.
+    macs: AtomicU32,
+}
+
+/// A port as the learner sees it.
+pub(crate) struct Source<'a> {
+    pub(crate) port: PortId,
+    pub(crate) mac_limit: u32,
+    pub(crate) shared: &'a Arc<PortShared>,
+}
+
+/// What became of a frame's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Observed {
+    /// In the table behind this port; last stamped then (milliseconds).
+    Known(u64),
+    /// Not in the table, or behind another port, and it stays so until something is removed.
+    Refused,
+    /// Try again with the next frame: nothing about this frame may be remembered.
+    Again,
+}
+
+/// Its own cache line: workers read it for every frame.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line<T>(T);
+
+#[derive(Debug)]
+pub(crate) struct Fdb {
+    /// See the crate's essay, 3.
+    generation: Line<AtomicU64>,
+    /// Version of the latest configuration of the network.
+    config: AtomicU64,
+    generations: Arc<AtomicU64>,
+    table: ArcSwap<Table>,
+    mac_limit: AtomicUsize,
+    macs: AtomicUsize,
+    limited: AtomicU64,
+    writer: Mutex<Writer>,
+}
+
+#[derive(Debug, Default)]
+struct Writer {
+    /// The ports that may learn.
+    ports: BTreeMap<PortId, Arc<PortShared>>,
+    age_ms: u64,
+    /// The second in which `moves` addresses moved.
+    moves_since: u64,
+    moves: u32,
+    stats: NetworkStats,
+}
+
+impl Fdb {
+    pub(crate) fn new(generations: &Arc<AtomicU64>, mac_limit: usize, age_ms: u64) -> Self {
+        let fdb = Self {
+            generation: Line::default(),
+            config: AtomicU64::new(0),
+            generations: Arc::clone(generations),
+            table: ArcSwap::from_pointee(Table::with_room_for(0)),
+            mac_limit: AtomicUsize::new(mac_limit),
+            macs: AtomicUsize::new(0),
+            limited: AtomicU64::new(0),
+            writer: Mutex::new(Writer { age_ms, ..Writer::default() }),
+        };
+        fdb.bump();
+        fdb
+    }
+
+    // ---- workers ----
+
+    /// The number a verdict is remembered under; read before the verdict is computed.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.0.load(Ordering::Acquire)
+    }
+
+    /// Is this the latest configuration? Asked after the verdict is computed.
+    #[inline]
+    pub(crate) fn is_latest(&self, config: u64) -> bool {
+        self.config.load(Ordering::Acquire) == config
+    }
+
+    /// The table now, for one frame's look-ups. Loaded after [`Fdb::generation`].
+    #[inline]
+    pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Table>> {
+        self.table.load()
+    }
+
+    /// Notes a frame's source: refreshes, learns or moves it. What it learns may go to a newer
+    /// table.
+    #[inline]
+    pub(crate) fn observe(
+        &self,
+        table: &Table,
+        key: u64,
+        source: &Source<'_>,
+        now_ms: u64,
+    ) -> Observed {
+        if let Some(word) = table.get(key) {
+            let value = Value(word.load(Ordering::Acquire));
+            if value.live().is_some() && value.port() == source.port {
+                return Observed::Known(refresh(word, value, now_ms));
+            }
+        }
+        self.learn(key, source, now_ms)
+    }
+
+    #[cold]
+    fn learn(&self, key: u64, source: &Source<'_>, now_ms: u64) -> Observed {
+        // Without the lock first: a guest over its limit must not keep others from learning.
+        let full = self.is_full(source);
+        if full && lookup(&self.table.load(), key).is_none() {
+            self.limited.fetch_add(1, Ordering::Relaxed);
+            return Observed::Refused;
+        }
+        let Some(mut writer) = self.writer.try_lock() else { return Observed::Again };
+        if !writer.ports.get(&source.port).is_some_and(|port| Arc::ptr_eq(port, source.shared)) {
+            return Observed::Again;
+        }
+        let table = self.table.load();
+        let word = table.get(key);
+        let old = word.and_then(|word| Value(word.load(Ordering::Acquire)).live());
+        match old {
+            Some(old) if old.port() == source.port => Observed::Known(old.stamp()),
+            Some(old) if old.fixed() => Observed::Refused,
+            Some(_) if source.is_full() => {
+                self.limited.fetch_add(1, Ordering::Relaxed);
+                Observed::Refused
+            }
+            Some(old) => {
+                if !writer.may_move(now_ms) {
+                    return Observed::Again;
+                }
+                writer.leave(old.port());
+                if let Some(word) = word {
+                    word.store(Value::new(source.port, false, now_ms).0, Ordering::Release);
+                }
+                source.shared.macs.fetch_add(1, Ordering::Relaxed);
+                self.bump();
+                Observed::Known(now_ms)
+            }
+            None if self.is_full(source) => {
+                self.limited.fetch_add(1, Ordering::Relaxed);
+                Observed::Refused
+            }
+            None => {
+                drop(table);
+                if !self.store(&writer, key, Value::new(source.port, false, now_ms)) {
+                    return Observed::Again;
+                }
+                writer.stats.learned += 1;
+                source.shared.macs.fetch_add(1, Ordering::Relaxed);
+                self.macs.fetch_add(1, Ordering::Relaxed);
+                Observed::Known(now_ms)
+            }
+        }
+    }
+
+    fn is_full(&self, source: &Source<'_>) -> bool {
+        source.is_full()
+            || self.macs.load(Ordering::Relaxed) >= self.mac_limit.load(Ordering::Relaxed)
+    }
+
+    // ---- under the writer's mutex ----
+
+    /// What was remembered about this network counts no more. Last step of every change.
+    fn bump(&self) {
+        let next = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        self.generation.0.store(next, Ordering::Release);
+    }
+
+    fn store(&self, writer: &Writer, key: u64, value: Value) -> bool {
+        let table = self.table.load();
+        if !table.is_crowded() || table.get(key).is_some() {
+            return table.insert(key, value.0);
+        }
+        drop(table);
+        self.rebuild(writer);
+        self.table.load().insert(key, value.0)
+    }
+
+    /// Replaces the table by one with room for twice its live entries. A stamp a worker refreshes
+    /// in the old one meanwhile is lost: the next refresh, a second later, is not.
+    fn rebuild(&self, _writer: &Writer) {
+        let old = self.table.load();
+        let new = Table::with_room_for(old.iter().count().max(8) * 2);
+        for (key, word) in old.iter() {
+            new.insert(key, word.load(Ordering::Acquire));
+        }
+        self.table.store(Arc::new(new));
+    }
+
+    /// Removes the entries `condemned` says; returns how many were learned ones.
+    fn remove(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+        mut condemned: impl FnMut(u64, Value) -> bool,
+    ) -> u64 {
+        let mut removed = 0;
+        for (key, word) in self.table.load().iter() {
+            let value = Value(word.load(Ordering::Acquire));
+            // A refresh in between means that it is in use: then it stays, except for a flush,
+            // which asks again.
+            let mut current = value;
+            while condemned(key, current) {
+                let swap = word.compare_exchange(
+                    current.0,
+                    Value::REMOVED.0,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                );
+                match swap {
+                    Ok(_) if current.fixed() => writer.stats.fixed -= 1,
+                    Ok(_) => {
+                        writer.leave_count(current.port(), &self.macs);
+                        removed += 1;
+                    }
+                    Err(now) => {
+                        current = Value(now);
+                        continue;
+                    }
+                }
+                break;
+            }
+        }
+        removed
+    }
+
+    // ---- control ----
+
+    pub(crate) fn set_limits(&self, mac_limit: usize, age_ms: u64) {
+        self.mac_limit.store(mac_limit, Ordering::Relaxed);
+        self.writer.lock().age_ms = age_ms;
+        self.bump();
+    }
+
+    /// Says that a configuration is in force; `port` may learn as `shared` (or not at all) from
+    /// now on, and what was learned behind it before is gone.
+    pub(crate) fn configured(&self, config: u64, port: PortId, shared: Option<&Arc<PortShared>>) {
+        let mut writer = self.writer.lock();
+        let gone = self.remove(&mut writer, |_, value| {
+            value.port() == port && (!value.fixed() || shared.is_none())
+        });
+        writer.stats.flushed += gone;
+        match shared {
+            Some(shared) => writer.ports.insert(port, Arc::clone(shared)),
+            None => writer.ports.remove(&port),
+        };
+        self.config.store(config, Ordering::Release);
+        self.bump();
+    }
+
+    /// Forgets what was learned behind a port, or everything that was learned.
+    pub(crate) fn flush(&self, port: Option<PortId>) -> u64 {
+        let mut writer = self.writer.lock();
+        let gone = self.remove(&mut writer, |_, value| {
+            !value.fixed() && port.is_none_or(|port| value.port() == port)
+        });
+        writer.stats.flushed += gone;
+        self.bump();
+        gone
+    }
+
+    /// Removes what is too old; tidies the table. Returns how many addresses were removed.
+    pub(crate) fn maintain(&self, now_ms: u64) -> u64 {
+        let mut writer = self.writer.lock();
+        let age_ms = writer.age_ms;
+        let gone =
+            self.remove(&mut writer, |_, value| !value.fixed() && value.age(now_ms) >= age_ms);
+        if gone > 0 {
+            writer.stats.aged += gone;
+            self.bump();
+        }
+        let entries = self.macs.load(Ordering::Relaxed) + writer.stats.fixed as usize;
+        if self.table.load().wants_rebuild(entries) {
+            self.rebuild(&writer);
+        }
+        gone
+    }
+
+    /// Pins an address; false if there are too many.
+    pub(crate) fn pin(&self, key: u64, port: PortId) -> bool {
+        let mut writer = self.writer.lock();
+        let old = self.remove(&mut writer, |found, _| found == key);
+        writer.stats.flushed += old;
+        let room = writer.stats.fixed < STATIC_MAX as u64;
+        let stored = room && self.store(&writer, key, Value::new(port, true, 0));
+        writer.stats.fixed += u64::from(stored);
+        self.bump();
+        stored
+    }
+
+    /// Releases a pinned address; false if it was not pinned.
+    pub(crate) fn unpin(&self, key: u64) -> bool {
+        let mut writer = self.writer.lock();
+        let before = writer.stats.fixed;
+        self.remove(&mut writer, |found, value| found == key && value.fixed());
+        self.bump();
+        writer.stats.fixed != before
+    }
+
+    pub(crate) fn entries(&self, now_ms: u64) -> Vec<FdbEntry> {
+        let table = self.table.load();
+        let mut entries: Vec<_> = table
+            .iter()
+            .filter_map(|(key, word)| {
+                let value = Value(word.load(Ordering::Acquire)).live()?;
+                let fid = (key >> 48) as u16 & 0xfff;
+                let age = if value.fixed() { 0 } else { value.age(now_ms) };
+                Some(FdbEntry {
+                    mac: Mac::from_u64(key),
+                    vlan: (fid != 0).then_some(fid),
+                    port: value.port(),
+                    age: Duration::from_millis(age),
+                    fixed: value.fixed(),
+                })
+            })
+            .collect();
+        entries.sort_unstable_by_key(|entry| (entry.vlan, entry.mac));
+        entries
+    }
+
+    pub(crate) fn stats(&self) -> NetworkStats {
+        NetworkStats {
+            macs: self.macs.load(Ordering::Relaxed) as u64,
+            limited: self.limited.load(Ordering::Relaxed),
+            ..self.writer.lock().stats
+        }
+    }
+}
+
+impl Source<'_> {
+    fn is_full(&self) -> bool {
+        self.shared.macs.load(Ordering::Relaxed) >= self.mac_limit
+    }
+}
+
+impl Writer {
+    /// One address fewer behind a port.
+    fn leave(&mut self, port: PortId) {
+        if let Some(port) = self.ports.get(&port) {
+            port.macs.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// One address fewer behind a port and in the table.
+    fn leave_count(&mut self, port: PortId, macs: &AtomicUsize) {
+        self.leave(port);
+        macs.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts a move, unless there were too many in this second.
+    fn may_move(&mut self, now_ms: u64) -> bool {
+        if now_ms.saturating_sub(self.moves_since) >= 1000 {
+            self.moves_since = now_ms;
+            self.moves = 0;
+        }
+        let may = self.moves < MOVES_PER_SECOND;
+        self.moves += u32::from(may);
+        self.stats.moved += u64::from(may);
+        self.stats.moves_held += u64::from(!may);
+        may
+    }
+}
+
+/// The port an address is behind.
+#[inline]
+pub(crate) fn lookup(table: &Table, key: u64) -> Option<PortId> {
+    let value = Value(table.get(key)?.load(Ordering::Acquire));
+    value.live().map(Value::port)
+}
+
+/// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now.
+#[inline]
+fn refresh(word: &AtomicU64, value: Value, now_ms: u64) -> u64 {
+    if value.age(now_ms) < REFRESH_MS || value.fixed() {
+        return if value.fixed() { now_ms } else { value.stamp() };
+    }
+    let fresh = Value::new(value.port(), false, now_ms);
+    // If it changed meanwhile, whoever changed it knew better.
+    let _ = word.compare_exchange(value.0, fresh.0, Ordering::AcqRel, Ordering::Relaxed);
+    now_ms
+}

@@ -1,0 +1,117 @@
+//! The switch: networks, ports, VLANs, MAC tables, and the verdict on a frame.
+//!
+//! *Purpose.* `(tables, in port, header, time) -> verdict`: where a frame goes, with which tag, or
+//! under which name it is dropped. *Owner*: the [`Switch`] is shared by everybody; each worker owns
+//! a [`Cache`]. *Failure*: a frame is never an error, it is a [`Verdict`]; a configuration that
+//! makes no sense is a [`SwitchError`]. No I/O, no clock, no thread: time is an argument, in
+//! milliseconds of any monotonic clock all callers share.
+//!
+//! # Order of evaluation
+//!
+//! in-port is up -> header whole -> source address is one -> not a link-local protocol -> VLAN of
+//! the in-port -> learn the source -> destination known: forward, or drop if it is behind the
+//! in-port -> otherwise flood the VLAN within the network.
+//!
+//! # Threads
+//!
+//! *Workers* take a [`Snapshot`] per burst and call [`Cache::lookup`] per frame. *Control* (one
+//! caller at a time, a mutex sees to it) changes the configuration and calls [`Switch::maintain`]
+//! about once a second. Three kinds of state are shared:
+//!
+//! 1. **Configuration** (`Config`): immutable, replaced as a whole (RCU by `ArcSwap`). A worker
+//!    sees a change with its next snapshot. While it works with an old one it may still send to a
+//!    port that was removed: the caller waits for every worker to have passed a burst before it
+//!    frees what belonged to the port. Port numbers are handed out round-robin, so a number does
+//!    not come back at once.
+//! 2. **MAC tables**, one per network (module `fdb`): read without locks, written under a mutex
+//!    that workers only ever *try* to take. A worker that finds it taken forwards the frame
+//!    without learning and tries again with the next one. What keeps readers safe is that a slot
+//!    of a table never changes its key: a removed address leaves its key behind, and a table that
+//!    is too full of those is replaced by a new one as a whole. So an entry is two atomic words,
+//!    the key (written once, released after the value) and the value (always about that key), and
+//!    no reader can put one address's key together with another's port.
+//! 3. **Generations**, one number per network, drawn from one counter so that none is ever used
+//!    twice. Everything that can make a remembered unicast verdict wrong (ports and VLANs
+//!    changed, an address moved, aged, flushed or pinned) takes effect *first* and changes the
+//!    number *after*. A cached verdict counts only while the number it was computed under, read
+//!    *before* computing, is still the number. A change of the configuration needs one more step,
+//!    because a worker may be holding an old snapshot when it reads the new number: a verdict is
+//!    remembered only if the network's configuration in the snapshot is the latest. Learning a
+//!    new address changes nothing that is remembered, since floods are not.
+//!
+//! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
+//! (or, when a table has to grow, for one copy of it).
+
+mod cache;
+mod config;
+mod fdb;
+mod reason;
+mod table;
+mod vlan;
+
+pub use cache::Cache;
+pub use config::{
+    FloodMember, FloodMembers, NetworkConfig, PortConfig, Snapshot, Switch, SwitchError,
+};
+pub use fdb::{FdbEntry, NetworkStats};
+pub use packet::{Mac, Tci, VlanEdit};
+pub use reason::{DropReason, Drops};
+pub use vlan::{VlanMode, VlanSet, VlanSetError};
+
+use std::fmt;
+
+/// A port of the switch, unique over all networks.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
+pub struct PortId(pub u16);
+
+/// An isolated layer-2 segment.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
+pub struct NetworkId(pub u16);
+
+impl PortId {
+    /// The number as an index: ports are below [`Switch::PORTS_MAX`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for PortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for NetworkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What to do with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// To one port.
+    Forward {
+        /// Where to.
+        port: PortId,
+        /// What to do with the tag.
+        edit: VlanEdit,
+    },
+    /// To every other port of the VLAN; [`Snapshot::flood`] names them, at least one.
+    Flood(Flood),
+    /// To nobody, for a reason that is counted.
+    Drop(DropReason),
+}
+
+/// A flood, to be expanded with the snapshot it was decided with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flood {
+    in_port: PortId,
+    class: vlan::Class,
+}

@@ -1,0 +1,169 @@
+//! An open-addressing table from 64-bit keys to 64-bit values: any number of readers without
+//! locks, one writer at a time.
+//!
+//! A slot's key is written once, after its value, and never changed or cleared; zero in the value
+//! means "removed". A reader that finds its key therefore reads a value about that key, in one
+//! atomic load. The writer's owner replaces the whole table when [`Table::is_crowded`] says so;
+//! that is also where removed keys go.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A reader's or writer's place in the table.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    key: AtomicU64,
+    pub(crate) value: AtomicU64,
+}
+
+impl Slot {
+    /// Key and value of a slot that holds something.
+    fn entry(&self) -> Option<(u64, &AtomicU64)> {
+        let key = self.key.load(Ordering::Acquire);
+        (key != 0 && self.value.load(Ordering::Relaxed) != 0).then_some((key, &self.value))
+    }
+}
+
+/// Two random numbers that keep a guest from choosing addresses which all fall into one place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seed(u64, u64);
+
+impl Seed {
+    pub(crate) fn random() -> Self {
+        use std::hash::BuildHasher;
+        // The standard library's hasher is keyed from the system's random numbers.
+        let source = std::hash::RandomState::new();
+        Self(source.hash_one(1u8), source.hash_one(2u8) | 1)
+    }
+
+    /// Multiply and fold, keyed.
+    #[inline]
+    pub(crate) fn hash(self, a: u64, b: u64) -> usize {
+        let wide = u128::from(a ^ self.0) * u128::from(b ^ self.1);
+        ((wide as u64) ^ (wide >> 64) as u64) as usize
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Table {
+    slots: Box<[Slot]>,
+    seed: Seed,
+    /// Slots with a key. Changed by the writer only.
+    used: AtomicU64,
+}
+
+impl Table {
+    const SLOTS_MIN: usize = 64;
+    /// A key is at most this many slots from its place. With half the slots free and a keyed hash
+    /// a longer run does not happen by chance; should it, the key is not stored.
+    const PROBES_MAX: usize = 128;
+
+    /// An empty table with room for `entries` keys before it is crowded, and as many again.
+    pub(crate) fn with_room_for(entries: usize) -> Self {
+        let slots = (entries.saturating_mul(4)).next_power_of_two().max(Self::SLOTS_MIN);
+        Self {
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            seed: Seed::random(),
+            used: AtomicU64::new(0),
+        }
+    }
+
+    fn probe(&self, key: u64) -> impl Iterator<Item = &Slot> {
+        let mask = self.slots.len() - 1;
+        let home = self.seed.hash(key, 0);
+        (0..Self::PROBES_MAX).filter_map(move |step| self.slots.get(home.wrapping_add(step) & mask))
+    }
+
+    /// The slot of a key, which may have been removed.
+    #[inline]
+    fn find(&self, key: u64) -> Option<&Slot> {
+        for slot in self.probe(key) {
+            match slot.key.load(Ordering::Acquire) {
+                found if found == key => return Some(slot),
+                0 => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The value word of a key, 0 in it if it was removed.
+    #[inline]
+    pub(crate) fn get(&self, key: u64) -> Option<&AtomicU64> {
+        self.find(key).map(|slot| &slot.value)
+    }
+
+    /// Writer only: stores a value (not 0) under a key (not 0). False if the table has no place
+    /// for it.
+    pub(crate) fn insert(&self, key: u64, value: u64) -> bool {
+        for slot in self.probe(key) {
+            let found = slot.key.load(Ordering::Relaxed);
+            if found == key || found == 0 {
+                // Value before key: who sees the key sees this value or a later one.
+                slot.value.store(value, Ordering::Release);
+                if found == 0 {
+                    slot.key.store(key, Ordering::Release);
+                    self.used.fetch_add(1, Ordering::Relaxed);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// All keys with a value, and their value words.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &AtomicU64)> {
+        self.slots.iter().filter_map(Slot::entry)
+    }
+
+    /// Half of the slots have keys: probes get longer from here on.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.used.load(Ordering::Relaxed) * 2 >= self.slots.len() as u64
+    }
+
+    /// Most of the way to being crowded, or much larger than `entries` need.
+    pub(crate) fn wants_rebuild(&self, entries: usize) -> bool {
+        let slots = self.slots.len();
+        let used = self.used.load(Ordering::Relaxed);
+        used * 8 >= slots as u64 * 3
+            || (slots > Self::SLOTS_MIN && entries.saturating_mul(32) < slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_what_was_inserted_and_nothing_else() {
+        let table = Table::with_room_for(1000);
+        for key in 1..=1000u64 {
+            assert!(table.insert(key, key * 3));
+        }
+        for key in 1..=1000u64 {
+            assert_eq!(table.get(key).unwrap().load(Ordering::Relaxed), key * 3);
+        }
+        assert!((1001..2000).all(|key| table.get(key).is_none()));
+        assert_eq!(table.iter().count(), 1000);
+    }
+
+    #[test]
+    fn a_removed_key_keeps_its_slot_and_comes_back_in_it() {
+        let table = Table::with_room_for(4);
+        assert!(table.insert(7, 1));
+        table.get(7).unwrap().store(0, Ordering::Relaxed);
+        assert_eq!(table.iter().count(), 0);
+        assert!(table.insert(7, 2));
+        assert_eq!(table.used.load(Ordering::Relaxed), 1);
+        assert_eq!(table.get(7).unwrap().load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_full_table_refuses_instead_of_looking_forever() {
+        let table = Table::with_room_for(0);
+        let stored = (1..=1000).filter(|key| table.insert(*key, 1)).count();
+        assert_eq!(stored, Table::SLOTS_MIN);
+        assert!(table.is_crowded());
+        assert!(table.get(5000).is_none());
+    }
+}

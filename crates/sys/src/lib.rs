@@ -1,0 +1,22 @@
+//! Thin safe wrappers over Linux, where rustix has none or where a name says more than a call.
+//!
+//! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
+//! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
+//! worker may use) and [`memfd`].
+//!
+//! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
+//! inherited by a child.
+//!
+//! **Threads.** No state of its own, no locks. Creating a TAP device in a namespace uses a thread
+//! that ends before the call returns. Nothing here blocks, unless it says so.
+//!
+//! **Failure.** What the kernel refuses comes back as an error that says what was tried.
+
+pub mod affinity;
+mod eventfd;
+mod memory;
+pub mod scm;
+pub mod tap;
+
+pub use eventfd::EventFd;
+pub use memory::memfd;

@@ -1,0 +1,203 @@
+//! Virtqueues, device side: split and packed rings, validated chains, event-idx.
+//!
+//! A [`Queue`] turns the bytes a driver put into guest memory into [`Chain`]s whose every buffer
+//! was checked, and gives them back. It knows nothing of what the buffers mean.
+//!
+//! **Trust.** Each ring field is read once, into a local, and checked there; what the device
+//! itself wrote into shared memory is never read back to be believed. A lie is a [`GuestFault`]:
+//! it names itself, and it is the whole damage. No call loops over more than one chain, and a
+//! chain is at most as long as the queue and [`MAX_SEGMENTS`].
+//!
+//! **Owner and threads.** A queue belongs to one worker (`&mut`), which alone touches the device
+//! side of the rings; the driver is the other party, on other CPUs, ordered by acquire and
+//! release on what it publishes and by a full barrier before each notification decision.
+//! Nothing here blocks, allocates or logs after [`Queue::new`].
+//!
+//! **Order.** Chains are completed in the order they were popped, with one used entry each, which
+//! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike.
+
+mod chain;
+mod desc;
+mod fault;
+mod indirect;
+mod packed;
+mod split;
+
+use std::sync::Arc;
+
+use guestmem::{GuestMemory, GuestSlice};
+
+pub use chain::{Chain, MAX_SEGMENTS, Used};
+pub use fault::GuestFault;
+pub use packed::PackedQueue;
+pub use split::SplitQueue;
+
+/// The largest queue size of either format (virtio 1.3, 2.7 and 2.8).
+pub const MAX_QUEUE_SIZE: u16 = 32768;
+
+/// What a queue is made of, as negotiated and set up by the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Entries: a power of two for a split ring, anything up to 32768 for a packed one.
+    pub size: u16,
+    /// `VIRTIO_F_RING_PACKED`.
+    pub packed: bool,
+    /// `VIRTIO_F_EVENT_IDX`.
+    pub event_idx: bool,
+    /// `VIRTIO_F_INDIRECT_DESC`.
+    pub indirect: bool,
+    /// `VIRTIO_F_IN_ORDER`. The device always completes in order; nothing depends on it here.
+    pub in_order: bool,
+    /// Guest physical address of the descriptor area: table or packed ring.
+    pub desc: u64,
+    /// Guest physical address of the driver area: avail ring or driver event suppression.
+    pub avail: u64,
+    /// Guest physical address of the device area: used ring or device event suppression.
+    pub used: u64,
+    /// Where to go on, as in vhost-user `SET_VRING_BASE` (see [`Queue::base`]).
+    ///
+    /// A split queue goes on at the used index found in guest memory instead, as every other
+    /// implementation does: it is what the driver knows, and the base may be of an earlier time.
+    pub base: u32,
+}
+
+/// A point in the sequence of pops, to go back to. Meaningful for the queue it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position(u16);
+
+/// The device side of one virtqueue.
+pub enum Queue {
+    /// Virtio 1.3, section 2.7.
+    Split(SplitQueue),
+    /// Virtio 1.3, section 2.8.
+    Packed(PackedQueue),
+}
+
+/// The same call on either format.
+macro_rules! on {
+    ($queue:expr, $q:ident => $call:expr) => {
+        match $queue {
+            Queue::Split($q) => $call,
+            Queue::Packed($q) => $call,
+        }
+    };
+}
+
+impl Queue {
+    /// Takes over the device side of a ring, with kicks armed.
+    ///
+    /// # Errors
+    /// A size, an address or a base that the format does not allow or that is not in `mem`.
+    pub fn new(mem: &Arc<GuestMemory>, cfg: &QueueConfig) -> Result<Queue, GuestFault> {
+        if cfg.packed {
+            PackedQueue::new(mem, cfg).map(Queue::Packed)
+        } else {
+            SplitQueue::new(mem, cfg).map(Queue::Split)
+        }
+    }
+
+    /// Takes the next available chain into `chain`; false if there is none.
+    ///
+    /// `mem` is the memory the queue was made with. On `false` and on a fault nothing was taken
+    /// and the contents of `chain` mean nothing.
+    ///
+    /// # Errors
+    /// The lie that was found; see [`GuestFault`].
+    #[inline(always)]
+    pub fn pop<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+    ) -> Result<bool, GuestFault> {
+        on!(self, q => q.pop(mem, chain))
+    }
+
+    /// The point just before the next chain.
+    #[inline]
+    pub fn position(&self) -> Position {
+        on!(self, q => q.position())
+    }
+
+    /// Looks at the next chains, up to `n`, and hands the first buffer of each to `prefetch`.
+    /// Returns how many there were.
+    ///
+    /// A hint: nothing was checked of a buffer but that it lies in memory, nothing is popped, and
+    /// the pop reads and checks all of it anew. Reading many descriptors in a row lets their cache
+    /// misses overlap, which reading one per frame does not.
+    #[inline]
+    pub fn warm<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        n: u16,
+        prefetch: impl Fn(GuestSlice<'m>),
+    ) -> u16 {
+        on!(self, q => {
+            let n = n.min(q.size());
+            for i in 0..n {
+                match q.ahead(mem, i) {
+                    Some(buffer) => prefetch(buffer),
+                    None => return i,
+                }
+            }
+            n
+        })
+    }
+
+    /// Gives back every chain popped since `position` was taken; none of them may have been
+    /// completed. They will be popped again.
+    #[inline]
+    pub fn rewind(&mut self, position: Position) {
+        on!(self, q => q.rewind(position));
+    }
+
+    /// Gives chains back to the driver, in the order they were popped.
+    ///
+    /// The chains of one call are one frame: a packed ring shows them at once, all or none; a
+    /// split ring with the next [`Queue::publish`].
+    #[inline]
+    pub fn complete(&mut self, used: &[Used]) {
+        on!(self, q => q.complete(used));
+    }
+
+    /// Shows the driver what was completed: once per burst. A packed ring has shown it already.
+    #[inline]
+    pub fn publish(&mut self) {
+        on!(self, q => q.publish());
+    }
+
+    /// Whether the driver wants an interrupt for what was published since the last call.
+    ///
+    /// Asks the driver's suppression fields behind a full barrier, so that a driver that arms
+    /// itself and looks once more never sleeps over a published chain. The first call after the
+    /// start answers true unless the driver switched interrupts off altogether.
+    #[inline]
+    pub fn should_notify(&mut self) -> bool {
+        on!(self, q => q.should_notify())
+    }
+
+    /// Whether a pop would find something: one load, nothing checked.
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        on!(self, q => q.has_available())
+    }
+
+    /// Asks the driver for a kick with the next chain; true if one is available already, for
+    /// which no kick may come.
+    pub fn enable_kicks(&mut self) -> bool {
+        on!(self, q => q.enable_kicks())
+    }
+
+    /// Tells the driver that kicks are not needed. Some may come all the same.
+    pub fn disable_kicks(&mut self) {
+        on!(self, q => q.disable_kicks());
+    }
+
+    /// Where a successor goes on, for vhost-user `GET_VRING_BASE`.
+    ///
+    /// Split: the next avail index. Packed: bits 0-14 the next slot to pop and bit 15 its wrap
+    /// counter, bits 16-30 the next slot to use and bit 31 its wrap counter. Complete or rewind
+    /// what was popped, and publish, before asking.
+    pub fn base(&self) -> u32 {
+        on!(self, q => q.base())
+    }
+}

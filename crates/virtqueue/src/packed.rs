@@ -1,0 +1,342 @@
+//! The packed ring (virtio 1.3, section 2.8), device side.
+//!
+//! One ring of descriptors that both sides write. Whose turn a slot is shows in two flag bits
+//! compared with a wrap counter, which flips with every lap. Two cursors go round: `avail`, the
+//! next descriptor to pop, and `used`, where the next used descriptor is written; the slots
+//! between them are in the device's hands.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use guestmem::{GuestMemory, GuestSlice, RingArea};
+
+use crate::desc::{AVAIL, DESC_SIZE, Descriptor, INDIRECT, NEXT, USED, WRITE, table_entry};
+use crate::indirect::table;
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Position, QueueConfig, Used};
+
+/// Offset of the flags in a descriptor.
+const FLAGS: usize = 14;
+/// Event suppression (2.8.14): notify always, never, or at one descriptor (event-idx only).
+const EVENT_ENABLE: u32 = 0;
+const EVENT_DISABLE: u32 = 1;
+const EVENT_DESC: u32 = 2;
+/// Where the wrap counter is in a 16-bit position, here and in the vring base.
+const WRAP: u16 = 1 << 15;
+
+/// A place in the ring: a slot, and the marks that descriptors made available in this lap carry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Cursor {
+    index: u16,
+    /// [`AVAIL`] with wrap counter 1, [`USED`] with 0.
+    mark: u16,
+}
+
+impl Cursor {
+    fn from_bits(bits: u16) -> Self {
+        Self { index: bits & !WRAP, mark: if bits & WRAP != 0 { AVAIL } else { USED } }
+    }
+
+    fn bits(self) -> u16 {
+        self.index | if self.wrap() { WRAP } else { 0 }
+    }
+
+    #[inline]
+    fn wrap(self) -> bool {
+        self.mark == AVAIL
+    }
+
+    #[inline]
+    fn offset(self) -> usize {
+        usize::from(self.index) * DESC_SIZE
+    }
+
+    /// `count` slots on, at most one lap.
+    #[inline]
+    fn advanced(self, count: u16, size: u16) -> Self {
+        let index = self.index + count;
+        if index >= size {
+            Self { index: index - size, mark: self.mark ^ (AVAIL | USED) }
+        } else {
+            Self { index, mark: self.mark }
+        }
+    }
+
+    /// Whether flags are those of a descriptor made available in this lap.
+    #[inline]
+    fn is_available(self, flags: u16) -> bool {
+        flags & (AVAIL | USED) == self.mark
+    }
+
+    /// Flags of a descriptor used in this lap.
+    #[inline]
+    fn used_flags(self) -> u16 {
+        if self.wrap() { AVAIL | USED } else { 0 }
+    }
+}
+
+/// The device side of a packed virtqueue.
+pub struct PackedQueue {
+    ring: RingArea,
+    driver: RingArea,
+    device: RingArea,
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// The next descriptor to pop.
+    avail: Cursor,
+    /// The next descriptor to mark used.
+    used: Cursor,
+    /// Descriptors used since the last notification decision.
+    unsignalled: u64,
+}
+
+impl PackedQueue {
+    pub(crate) fn new(mem: &Arc<GuestMemory>, cfg: &QueueConfig) -> Result<Self, GuestFault> {
+        let size = cfg.size;
+        if size == 0 || size > MAX_QUEUE_SIZE {
+            return Err(GuestFault::QueueSize { size });
+        }
+        let area = |gpa, len, align| RingArea::new(Arc::clone(mem), gpa, len, align);
+        let ring = area(cfg.desc, u32::from(size) * DESC_SIZE as u32, 16)
+            .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
+        let driver =
+            area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
+        let device = area(cfg.used, 4, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
+        let start = resume(cfg.base);
+        if start.index >= size {
+            return Err(GuestFault::Base { base: cfg.base, size });
+        }
+        let mut queue = Self {
+            ring,
+            driver,
+            device,
+            size,
+            event_idx: cfg.event_idx,
+            indirect: cfg.indirect,
+            avail: start,
+            used: start,
+            unsignalled: FORCE,
+        };
+        queue.enable_kicks();
+        Ok(queue)
+    }
+
+    /// See [`crate::Queue::pop`].
+    #[inline(always)]
+    pub fn pop<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+    ) -> Result<bool, GuestFault> {
+        let flags = self.ring.load_u16_acquire(self.avail.offset() + FLAGS);
+        if !self.avail.is_available(flags) {
+            return Ok(false);
+        }
+        if self.is_full() {
+            return Err(GuestFault::RingOverrun { index: self.avail.index });
+        }
+        // The flags are those of the load above: the body is read after them and without them.
+        let desc = Descriptor { flags, ..self.load(self.avail) };
+        if desc.has(NEXT | INDIRECT) {
+            self.walk(mem, chain, desc)?;
+            self.avail = self.avail.advanced(chain.descs, self.size);
+        } else {
+            chain.set_single(mem, desc.tag, &desc)?;
+            self.avail = self.avail.advanced(1, self.size);
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Every slot is in the device's hands: the cursors are one lap apart.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.avail.index == self.used.index && self.avail.mark != self.used.mark
+    }
+
+    #[inline]
+    fn load(&self, at: Cursor) -> Descriptor {
+        Descriptor::packed(self.ring.load_desc(at.offset()))
+    }
+
+    /// Follows a chain of several descriptors; at most as many as the queue has.
+    #[inline(never)]
+    fn walk<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        first: Descriptor,
+    ) -> Result<(), GuestFault> {
+        chain.clear();
+        let (mut at, mut desc) = (self.avail, first);
+        if desc.has(INDIRECT) {
+            chain.id = desc.tag;
+            chain.descs = 1;
+            return self.walk_table(mem, chain, &desc);
+        }
+        loop {
+            chain.push(mem, &desc)?;
+            chain.descs += 1;
+            if !desc.has(NEXT) {
+                // The id of a list is in its last descriptor (2.8.6).
+                chain.id = desc.tag;
+                return Ok(());
+            }
+            at = at.advanced(1, self.size);
+            if at.index == self.used.index {
+                return Err(GuestFault::ChainTooLong);
+            }
+            desc = self.load(at);
+            if !at.is_available(desc.flags) {
+                return Err(GuestFault::NotAvailable { index: at.index });
+            }
+            if desc.has(INDIRECT) {
+                return Err(GuestFault::IndirectInChain);
+            }
+        }
+    }
+
+    /// Takes all entries of an indirect table; of their flags only WRITE counts (2.8.7). As with a
+    /// split ring, [`crate::MAX_SEGMENTS`] is the bound and not the queue size.
+    fn walk_table<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        parent: &Descriptor,
+    ) -> Result<(), GuestFault> {
+        let (table, entries) = table(mem, parent, self.indirect)?;
+        for index in 0..entries {
+            let entry = Descriptor::packed(table_entry(&table, index));
+            chain.push(mem, &Descriptor { flags: entry.flags & WRITE, ..entry })?;
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Queue::position`].
+    #[inline]
+    pub fn position(&self) -> Position {
+        Position(self.avail.bits())
+    }
+
+    /// See [`crate::Queue::rewind`].
+    #[inline]
+    pub fn rewind(&mut self, position: Position) {
+        self.avail = Cursor::from_bits(position.0);
+    }
+
+    /// The first buffer of the chain that will be popped after `n` others, less than the size.
+    #[inline(always)]
+    pub(crate) fn ahead<'m>(&self, mem: &'m GuestMemory, n: u16) -> Option<GuestSlice<'m>> {
+        let at = self.avail.advanced(n, self.size);
+        let desc = self.load(at);
+        if !at.is_available(desc.flags) {
+            return None;
+        }
+        mem.slice(desc.addr, desc.len)
+    }
+
+    /// See [`crate::Queue::complete`].
+    #[inline]
+    pub fn complete(&mut self, used: &[Used]) {
+        let Some((first, rest)) = used.split_first() else { return };
+        let start = self.used;
+        self.used = start.advanced(first.descs, self.size);
+        let mut descs = u64::from(first.descs);
+        for one in rest {
+            self.store_used(self.used, one);
+            self.used = self.used.advanced(one.descs, self.size);
+            descs += u64::from(one.descs);
+        }
+        // The first mark makes the whole frame visible, its bytes and its other marks (2.8.10).
+        fence(Ordering::Release);
+        self.store_used(start, first);
+        self.unsignalled += descs;
+    }
+
+    /// One store for length, id and flags: the driver sees all of it or nothing.
+    #[inline]
+    fn store_used(&self, at: Cursor, used: &Used) {
+        let wrote = if used.len != 0 { WRITE } else { 0 };
+        let flags = u64::from(at.used_flags() | wrote);
+        let word = flags << 48 | u64::from(used.id) << 32 | u64::from(used.len);
+        self.ring.store_u64(at.offset() + 8, word);
+    }
+
+    /// See [`crate::Queue::publish`].
+    #[inline]
+    pub fn publish(&mut self) {}
+
+    /// See [`crate::Queue::should_notify`].
+    #[inline]
+    pub fn should_notify(&mut self) -> bool {
+        let done = std::mem::take(&mut self.unsignalled);
+        if done == 0 {
+            return false;
+        }
+        // The used descriptors must be visible before the driver's wish is read.
+        fence(Ordering::SeqCst);
+        let event = self.driver.load_u32(0);
+        match event >> 16 & 3 {
+            EVENT_DISABLE => false,
+            EVENT_DESC if self.event_idx => self.passed(event as u16, done),
+            // Enabled, or a value that means nothing: an interrupt too many does no harm.
+            _ => true,
+        }
+    }
+
+    /// Whether the last `done` used descriptors went over the one the driver waits for.
+    fn passed(&self, event: u16, done: u64) -> bool {
+        let size = u64::from(self.size);
+        let event = Cursor::from_bits(event);
+        // Positions on a line of two laps; the event is behind us by 1 to 2 * size of them.
+        let line = |c: Cursor| u64::from(c.index) + if c.wrap() { size } else { 0 };
+        let behind = (line(self.used) + 2 * size - 1).wrapping_sub(line(event)) % (2 * size) + 1;
+        // A whole lap went over every descriptor, and so did the start.
+        done >= size || behind <= done
+    }
+
+    /// See [`crate::Queue::has_available`].
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        self.avail.is_available(self.ring.load_u16(self.avail.offset() + FLAGS))
+    }
+
+    /// See [`crate::Queue::enable_kicks`].
+    pub fn enable_kicks(&mut self) -> bool {
+        let wish = if self.event_idx {
+            EVENT_DESC << 16 | u32::from(self.avail.bits())
+        } else {
+            EVENT_ENABLE << 16
+        };
+        // One store: place and flags are never seen half changed.
+        self.device.store_u32(0, wish);
+        fence(Ordering::SeqCst);
+        self.has_available()
+    }
+
+    /// See [`crate::Queue::disable_kicks`].
+    pub fn disable_kicks(&mut self) {
+        self.device.store_u32(0, EVENT_DISABLE << 16);
+    }
+
+    /// See [`crate::Queue::base`].
+    pub fn base(&self) -> u32 {
+        u32::from(self.used.bits()) << 16 | u32::from(self.avail.bits())
+    }
+}
+
+/// Where to go on: the used position, so that chains a predecessor popped and never completed
+/// are done again rather than lost. A front end that knows one position only (DPDK) leaves the
+/// upper half zero and means both.
+fn resume(base: u32) -> Cursor {
+    let used = (base >> 16) as u16;
+    Cursor::from_bits(if used == 0 { base as u16 } else { used })
+}
+
+/// `unsignalled` at the start: an interrupt of a predecessor may be missing, so the first decision
+/// takes the driver's event descriptor for passed.
+const FORCE: u64 = 1 << 16;

@@ -1,0 +1,292 @@
+//! The split ring (virtio 1.3, section 2.7), device side.
+//!
+//! The guest owns the descriptor table and the avail ring, the device the used ring. Positions
+//! are free-running 16-bit counts of chains; the slot in a ring is the count modulo the (power of
+//! two) size.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use guestmem::{GuestMemory, GuestSlice, RingArea};
+
+use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, table_entry};
+use crate::indirect::table;
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Position, QueueConfig, Used};
+
+/// `avail.idx` and `used.idx`.
+const IDX: usize = 2;
+/// First entry of both rings.
+const RING: usize = 4;
+/// `avail.flags`: the driver wants no interrupts (without event-idx only).
+const NO_INTERRUPT: u16 = 1;
+/// `used.flags`: the device wants no kicks (without event-idx only).
+const NO_NOTIFY: u16 = 1;
+
+/// The device side of a split virtqueue.
+pub struct SplitQueue {
+    desc: RingArea,
+    avail: RingArea,
+    used: RingArea,
+    /// Queue size minus one.
+    mask: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// The next avail entry to pop.
+    next_avail: u16,
+    /// The avail index as last read: entries before it need no further look at it.
+    seen_avail: u16,
+    /// The next used entry to write.
+    next_used: u16,
+    /// Chains completed since the last notification decision.
+    unsignalled: u64,
+}
+
+impl SplitQueue {
+    pub(crate) fn new(mem: &Arc<GuestMemory>, cfg: &QueueConfig) -> Result<Self, GuestFault> {
+        let size = cfg.size;
+        if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
+            return Err(GuestFault::QueueSize { size });
+        }
+        let n = u32::from(size);
+        let event = if cfg.event_idx { 2 } else { 0 };
+        let area = |gpa, len, align| RingArea::new(Arc::clone(mem), gpa, len, align);
+        let desc = area(cfg.desc, n * DESC_SIZE as u32, 16)
+            .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
+        let avail = area(cfg.avail, RING as u32 + 2 * n + event, 2)
+            .ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
+        let used = area(cfg.used, RING as u32 + 8 * n + event, 4)
+            .ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
+        // Where to go on is what the driver last saw of us, the used index. The base says the
+        // same, unless a predecessor died with chains popped and not completed: those are then
+        // done again rather than lost. Read once, here; from now on the count is our own.
+        let position = used.load_u16(IDX);
+        let mut queue = Self {
+            desc,
+            avail,
+            used,
+            mask: size - 1,
+            event_idx: cfg.event_idx,
+            indirect: cfg.indirect,
+            next_avail: position,
+            seen_avail: position,
+            next_used: position,
+            unsignalled: FORCE,
+        };
+        queue.enable_kicks();
+        Ok(queue)
+    }
+
+    /// See [`crate::Queue::pop`].
+    #[inline(always)]
+    pub fn pop<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+    ) -> Result<bool, GuestFault> {
+        if self.next_avail == self.seen_avail && !self.look()? {
+            return Ok(false);
+        }
+        let slot = usize::from(self.next_avail & self.mask);
+        let head = self.avail.load_u16(RING + 2 * slot);
+        if head > self.mask {
+            return Err(GuestFault::HeadIndex { head, size: self.size() });
+        }
+        let desc = self.load(head);
+        if desc.has(NEXT | INDIRECT) {
+            self.walk(mem, chain, head, desc)?;
+        } else {
+            chain.set_single(mem, head, &desc)?;
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(true)
+    }
+
+    /// Reads the avail index anew; whether it shows anything to pop.
+    #[inline]
+    fn look(&mut self) -> Result<bool, GuestFault> {
+        let index = self.avail.load_u16_acquire(IDX);
+        if index == self.next_avail {
+            return Ok(false);
+        }
+        // Counted from the used index: the chains in our hands occupy the ring too.
+        if index.wrapping_sub(self.next_used) > self.size() {
+            return Err(GuestFault::AvailIndex { index, used: self.next_used });
+        }
+        self.seen_avail = index;
+        Ok(true)
+    }
+
+    #[inline]
+    pub(crate) fn size(&self) -> u16 {
+        self.mask + 1
+    }
+
+    #[inline]
+    fn load(&self, index: u16) -> Descriptor {
+        Descriptor::split(self.desc.load_desc(usize::from(index) * DESC_SIZE))
+    }
+
+    /// Follows a chain of several descriptors; at most as many as the queue has.
+    #[inline(never)]
+    fn walk<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        head: u16,
+        first: Descriptor,
+    ) -> Result<(), GuestFault> {
+        chain.clear();
+        chain.id = head;
+        let mut desc = first;
+        for count in 1..=self.size() {
+            chain.descs = count;
+            if desc.has(INDIRECT) {
+                return self.walk_table(mem, chain, &desc);
+            }
+            chain.push(mem, &desc)?;
+            if !desc.has(NEXT) {
+                return Ok(());
+            }
+            if desc.tag > self.mask {
+                return Err(GuestFault::NextIndex { next: desc.tag, size: self.size() });
+            }
+            desc = self.load(desc.tag);
+        }
+        Err(GuestFault::ChainTooLong)
+    }
+
+    /// Follows the chain in an indirect table, which may come after direct descriptors (2.7.5.3).
+    ///
+    /// Its length is bounded by the table and [`crate::MAX_SEGMENTS`], not by the queue size as
+    /// the specification has it: Linux puts any number of buffers into a table of a small queue.
+    fn walk_table<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        parent: &Descriptor,
+    ) -> Result<(), GuestFault> {
+        let (table, entries) = table(mem, parent, self.indirect)?;
+        let mut index = 0;
+        for _ in 0..entries {
+            let desc = Descriptor::split(table_entry(&table, index));
+            if desc.has(INDIRECT) {
+                return Err(GuestFault::IndirectNested);
+            }
+            chain.push(mem, &desc)?;
+            if !desc.has(NEXT) {
+                return Ok(());
+            }
+            index = u32::from(desc.tag);
+            if index >= entries {
+                return Err(GuestFault::IndirectNextIndex { next: desc.tag, entries });
+            }
+        }
+        Err(GuestFault::ChainTooLong)
+    }
+
+    /// See [`crate::Queue::position`].
+    #[inline]
+    pub fn position(&self) -> Position {
+        Position(self.next_avail)
+    }
+
+    /// See [`crate::Queue::rewind`].
+    #[inline]
+    pub fn rewind(&mut self, position: Position) {
+        self.next_avail = position.0;
+    }
+
+    /// The first buffer of the chain that will be popped after `n` others, less than the size.
+    #[inline(always)]
+    pub(crate) fn ahead<'m>(&self, mem: &'m GuestMemory, n: u16) -> Option<GuestSlice<'m>> {
+        if self.seen_avail.wrapping_sub(self.next_avail) <= n {
+            return None;
+        }
+        let slot = usize::from(self.next_avail.wrapping_add(n) & self.mask);
+        let head = self.avail.load_u16(RING + 2 * slot);
+        if head > self.mask {
+            return None;
+        }
+        let desc = self.load(head);
+        mem.slice(desc.addr, desc.len)
+    }
+
+    /// See [`crate::Queue::complete`].
+    #[inline]
+    pub fn complete(&mut self, used: &[Used]) {
+        for one in used {
+            // Two stores: the ring is only 4-aligned, and nothing is visible before publish.
+            let entry = RING + 8 * usize::from(self.next_used & self.mask);
+            self.used.store_u32(entry, u32::from(one.id));
+            self.used.store_u32(entry + 4, one.len);
+            self.next_used = self.next_used.wrapping_add(1);
+        }
+        self.unsignalled += used.len() as u64;
+    }
+
+    /// See [`crate::Queue::publish`].
+    #[inline]
+    pub fn publish(&mut self) {
+        self.used.store_u16_release(IDX, self.next_used);
+    }
+
+    /// See [`crate::Queue::should_notify`].
+    #[inline]
+    pub fn should_notify(&mut self) -> bool {
+        let done = std::mem::take(&mut self.unsignalled);
+        if done == 0 {
+            return false;
+        }
+        // The used index must be visible before the driver's wish is read (2.7.7.2).
+        fence(Ordering::SeqCst);
+        if !self.event_idx {
+            return self.avail.load_u16(0) & NO_INTERRUPT == 0;
+        }
+        let event = self.avail.load_u16(RING + 2 * usize::from(self.mask) + 2);
+        // Did the index pass `event` with the last `done` chains? More than a whole turn always
+        // did, and so the value that stands for "just started".
+        let past = self.next_used.wrapping_sub(event).wrapping_sub(1);
+        u64::from(past) < done
+    }
+
+    /// See [`crate::Queue::has_available`].
+    #[inline]
+    pub fn has_available(&self) -> bool {
+        self.next_avail != self.seen_avail || self.avail.load_u16(IDX) != self.next_avail
+    }
+
+    /// See [`crate::Queue::enable_kicks`].
+    pub fn enable_kicks(&mut self) -> bool {
+        // With event-idx the flags are always to be 0 (2.7.10.1); a predecessor may have differed.
+        self.used.store_u16(0, 0);
+        if self.event_idx {
+            self.store_avail_event(self.next_avail);
+        }
+        fence(Ordering::SeqCst);
+        self.has_available()
+    }
+
+    /// See [`crate::Queue::disable_kicks`].
+    pub fn disable_kicks(&mut self) {
+        if self.event_idx {
+            // There is no "never": an entry so far behind that the driver, even if it is late with
+            // its decision, is past it.
+            self.store_avail_event(self.next_avail.wrapping_sub(self.size()).wrapping_sub(1));
+        } else {
+            self.used.store_u16(0, NO_NOTIFY);
+        }
+    }
+
+    fn store_avail_event(&self, event: u16) {
+        self.used.store_u16(RING + 8 * usize::from(self.size()), event);
+    }
+
+    /// See [`crate::Queue::base`].
+    pub fn base(&self) -> u32 {
+        u32::from(self.next_avail)
+    }
+}
+
+/// `unsignalled` at the start: an interrupt of a predecessor may be missing, so the first decision
+/// takes the driver's event index for passed.
+const FORCE: u64 = 1 << 16;

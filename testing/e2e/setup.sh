@@ -1,0 +1,95 @@
+#!/bin/bash
+# setup.sh: everything the tests and the demo need besides hayate itself.
+#
+#   1. Debian packages, by apt-get, only those that are missing (needs root).
+#   2. A QEMU that works with vhost-user: the system's if it is 10 or newer, else one unpacked into the build folder.
+#      Debian 12's 7.2 dies by SIGSEGV with vhost-user and MSI-X under TCG.
+#   3. A Debian kernel for the guests, unpacked to the vmlinux that boots about a second faster, and its modules.
+#   4. An initramfs with the few programs the tests run inside a guest.
+#
+# 2 to 4 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+# machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
+# Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
+# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=.
+set -euo pipefail
+here=$(dirname "$(readlink -f "$0")")
+BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
+GUEST_SUITES=${GUEST_SUITES:-trixie}              # kernel and programs of the guests
+QEMU_SUITES=${QEMU_SUITES:-trixie-backports,trixie}
+mkdir -p "$BUILD_DIR/guest"
+BUILD_DIR=$(readlink -f "$BUILD_DIR")
+g=$BUILD_DIR/guest
+export BUILD_DIR
+# One at a time: two cargo tests started together share the folder.
+exec 9>"$g/.lock"
+flock 9
+
+say() { printf '  \033[2m%s\033[0m %s\n' setup "$*"; }
+[ -t 1 ] || say() { printf '  setup %s\n' "$*"; }
+# stamp FILE WORD...: true when FILE was made from these words and from these scripts
+stamp() { local f=$1; shift; [ "$(cat "$f" 2>/dev/null)" = "$*" ]; }
+sum() { cat "$@" | sha256sum | cut -c1-16; }
+
+# --- 1. packages of the machine --------------------------------------------------------------------------------------
+packages=(dpdk iperf3 ethtool iproute2 iputils-ping procps socat tcpdump cpio zstd lz4 xz-utils kmod binutils)
+missing=()
+for p in "${packages[@]}"; do
+    [ -e "/var/lib/dpkg/info/$p.list" ] || [ -e "/var/lib/dpkg/info/$p:amd64.list" ] || missing+=("$p")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    [ "$(id -u)" = 0 ] || { echo "setup: as root, please: these packages are missing: ${missing[*]}" >&2; exit 1; }
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    # The lists may be older than what the archive still holds: look again once before giving up.
+    install() { apt-get -qq -y install --no-install-recommends "${missing[@]}" </dev/null >"$BUILD_DIR/apt.log" 2>&1; }
+    install || { apt-get -qq update && install; } || { tail -20 "$BUILD_DIR/apt.log" >&2; exit 1; }
+fi
+
+# --- 2. QEMU ---------------------------------------------------------------------------------------------------------
+qemu=$(command -v qemu-system-x86_64 || true)
+major=0
+# The version is asked of the package, not of the program: that takes 5 ms instead of 150.
+[ -z "$qemu" ] || major=$(dpkg-query -W -f '${Version}' qemu-system-x86 2>/dev/null | sed 's/^[0-9]*://; s/[^0-9].*//')
+if [ -n "$qemu" ] && [ -z "$major" ]; then major=$("$qemu" --version | sed -n 's/.*version \([0-9]*\).*/\1/p'); fi
+if [ "${major:-0}" -lt 10 ]; then
+    qemu=$BUILD_DIR/qemu/bin/qemu-system-x86_64
+    want="qemu $QEMU_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/qemu.sh")"
+    if ! stamp "$BUILD_DIR/qemu/.stamp" "$want"; then
+        say "fetching QEMU from Debian ${QEMU_SUITES%%,*} (about 60 MB)"
+        "$here/scripts/qemu.sh" "$BUILD_DIR/qemu" "$QEMU_SUITES"
+        echo "$want" > "$BUILD_DIR/qemu/.stamp"
+        say "$("$qemu" --version | head -1)"
+    fi
+fi
+
+# --- 3. kernel -------------------------------------------------------------------------------------------------------
+want="kernel $GUEST_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/kernel.sh")"
+if ! stamp "$g/kernel/.stamp" "$want"; then
+    say "fetching a Linux kernel from Debian $GUEST_SUITES"
+    "$here/scripts/kernel.sh" "$g/kernel" "$GUEST_SUITES"
+    echo "$want" > "$g/kernel/.stamp"
+    say "Linux $(cat "$g/kernel/version")"
+fi
+
+# --- 4. initramfs ----------------------------------------------------------------------------------------------------
+want="tools $GUEST_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/initramfs.sh")"
+if ! stamp "$g/tools/.stamp" "$want"; then
+    say "fetching the guests' programs from Debian $GUEST_SUITES"
+    "$here/scripts/initramfs.sh" fetch "$g/tools" "$GUEST_SUITES"
+    echo "$want" > "$g/tools/.stamp"
+fi
+want="initrd $(sum "$here/scripts/initramfs.sh" "$here/guest/init" "$g/kernel/version" "$g/kernel/.stamp" "$g/tools/.stamp")"
+if ! stamp "$g/initrd.stamp" "$want"; then
+    say "building the guests' initramfs"
+    "$here/scripts/initramfs.sh" build "$g/tools" "$g/kernel" "$here/guest/init" "$g/initrd.cpio"
+    echo "$want" > "$g/initrd.stamp"
+fi
+
+rm -rf "$BUILD_DIR/apt"
+cat > "$g/env.new" <<E
+QEMU=$qemu
+KERNEL=$g/kernel/vmlinux
+KERNEL_VERSION=$(cat "$g/kernel/version")
+INITRD=$g/initrd.cpio
+E
+mv "$g/env.new" "$g/env"

@@ -1,0 +1,161 @@
+//! What the tests run: made by `setup.sh`, or built by cargo.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::process::run;
+use crate::{Context, Result, bail, cpio, ensure};
+
+/// Files everything else starts from.
+#[derive(Debug, Clone)]
+pub struct Assets {
+    /// Folder of fetched and built things, `$BUILD_DIR` or `build/` at the top of the tree.
+    pub build_dir: PathBuf,
+    /// A QEMU of version 10 or later.
+    pub qemu: PathBuf,
+    /// Version of that QEMU, as it says it.
+    pub qemu_version: String,
+    /// The guests' kernel, uncompressed.
+    pub kernel: PathBuf,
+    /// Its version.
+    pub kernel_version: String,
+    /// The guests' initramfs; the test program `peer` is in it when cargo built it.
+    pub initrd: PathBuf,
+}
+
+/// The top of the source tree.
+fn tree() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The folder of fetched and built things.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn build_dir() -> Result<PathBuf> {
+    let dir = std::env::var_os("BUILD_DIR").map_or_else(|| tree().join("build"), PathBuf::from);
+    fs::create_dir_all(&dir)?;
+    Ok(dir.canonicalize()?)
+}
+
+/// Runs `setup.sh` (a few milliseconds when there is nothing to do) and says where things are.
+///
+/// # Errors
+/// When `setup.sh` fails; it has said why.
+pub fn get() -> Result<&'static Assets> {
+    static ASSETS: OnceLock<Assets> = OnceLock::new();
+    if let Some(a) = ASSETS.get() {
+        return Ok(a);
+    }
+    let build_dir = build_dir()?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("setup.sh");
+    let status = Command::new(&script).env("BUILD_DIR", &build_dir).status()?;
+    ensure!(status.success(), "{}: {status}", script.display());
+    let text = fs::read_to_string(build_dir.join("guest/env"))?;
+    let env: HashMap<&str, &str> = text.lines().filter_map(|l| l.split_once('=')).collect();
+    let get = |k: &str| env.get(k).copied().context(|| format!("setup.sh did not name {k}"));
+    let qemu = PathBuf::from(get("QEMU")?);
+    let version = run(&qemu.to_string_lossy(), &["--version"])?;
+    let initrd = with_peer(Path::new(get("INITRD")?), &build_dir)?;
+    let assets = Assets {
+        qemu_version: version.split_whitespace().nth(3).unwrap_or("?").into(),
+        qemu,
+        kernel: get("KERNEL")?.into(),
+        kernel_version: get("KERNEL_VERSION")?.into(),
+        initrd,
+        build_dir,
+    };
+    Ok(ASSETS.get_or_init(|| assets))
+}
+
+/// The hayate binary: `$HAYATE_BIN`, or the release build.
+///
+/// # Errors
+/// When there is none.
+pub fn hayate() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("HAYATE_BIN") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HAYATE_BIN={}: no such file", path.display());
+        return Ok(path.canonicalize()?);
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let dirs = [target.unwrap_or_else(|| tree().join("target")), tree().join("target")];
+    for path in dirs.iter().map(|d| d.join("release/hayate")) {
+        if path.is_file() {
+            return Ok(path.canonicalize()?);
+        }
+    }
+    bail!(
+        "no hayate binary in {}; build it with `cargo build --release -p hayate` or set HAYATE_BIN",
+        dirs[0].join("release").display()
+    )
+}
+
+/// Folder of the programs cargo built next to this one.
+fn programs() -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    let dir = me.parent().context(|| "no folder of this program".into())?;
+    Ok(if dir.ends_with("deps") { dir.join("..") } else { dir.into() })
+}
+
+/// The test program `peer`, for use outside of guests.
+///
+/// # Errors
+/// When cargo did not build it.
+pub fn peer() -> Result<PathBuf> {
+    let peer = programs()?.join("peer");
+    ensure!(peer.is_file(), "{}: no such program", peer.display());
+    Ok(peer)
+}
+
+/// The initramfs with the test program `peer` (`src/bin/peer.rs`) and the machine's own libraries
+/// for it appended: built by cargo here, it must not depend on what the guest has.
+fn with_peer(base: &Path, build_dir: &Path) -> Result<PathBuf> {
+    // The demo alone is built without it.
+    let Ok(peer) = peer() else { return Ok(base.into()) };
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let listed = run(loader, &["--list", &peer.to_string_lossy()])?;
+    let mut archive = Vec::new();
+    let dir = "opt/peer";
+    cpio::entry(&mut archive, "opt", 0o755, None);
+    cpio::entry(&mut archive, dir, 0o755, None);
+    cpio::entry(&mut archive, &format!("{dir}/peer"), 0o755, Some(&fs::read(&peer)?));
+    cpio::entry(&mut archive, &format!("{dir}/ld.so"), 0o755, Some(&fs::read(loader)?));
+    for line in listed.lines() {
+        let Some(path) = line.split("=> ").nth(1).and_then(|p| p.split_whitespace().next()) else {
+            continue;
+        };
+        let name = Path::new(path).file_name().context(|| format!("library {path}"))?;
+        let name = format!("{dir}/{}", name.to_string_lossy());
+        cpio::entry(&mut archive, &name, 0o644, Some(&fs::read(path)?));
+    }
+    let script = format!("#!/bin/sh\nexec /{dir}/ld.so --library-path /{dir} /{dir}/peer \"$@\"\n");
+    cpio::entry(&mut archive, "bin/peer", 0o755, Some(script.as_bytes()));
+    cpio::finish(&mut archive);
+
+    let out = build_dir.join("guest/initrd-peer.cpio");
+    let mut whole = fs::read(base)?;
+    whole.extend_from_slice(&archive);
+    if fs::read(&out).is_ok_and(|old| old == whole) {
+        return Ok(out);
+    }
+    // A guest of another run may be reading the old one.
+    let new = build_dir.join(format!("guest/initrd-peer.{}", std::process::id()));
+    fs::write(&new, &whole)?;
+    fs::rename(&new, &out)?;
+    Ok(out)
+}
+
+/// Waits until no other test program or demo of this build folder runs; they would disturb each
+/// other's measurements. Released when the value is dropped.
+///
+/// # Errors
+/// When the lock file cannot be made.
+pub fn only_one() -> Result<File> {
+    let lock = File::create(build_dir()?.join(".e2e.lock"))?;
+    lock.lock()?;
+    Ok(lock)
+}

@@ -1,0 +1,3 @@
+//! What tests drive hayate with: driver-side rings, a vhost-user front end, lies.
+
+pub mod driver;
