@@ -4,7 +4,7 @@
 //! holds one has not given it back yet.
 
 use api::{Mac, PortState, Timestamp};
-use dataplane::{Host, NetworkSpec, Options, PortSpec, TapSpec, VhostSpec, VlanMode};
+use dataplane::{DropReason, Host, NetworkSpec, Options, PortSpec, TapSpec, VhostSpec, VlanMode};
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -171,11 +171,15 @@ impl Plane {
     }
 }
 
+/// What a drop reason means, by its name.
+pub(crate) fn drop_help(name: &str) -> Option<&'static str> {
+    let reason = DropReason::ALL.iter().find(|reason| reason.name() == name)?;
+    Some(reason.help())
+}
+
 fn vlan_mode(config: &api::PortConfig) -> VlanMode {
     match (&config.trunk, config.vlan) {
-        (Some(set), _) => {
-            VlanMode::Trunk { allowed: set.ids().collect(), native: config.native }
-        }
+        (Some(set), _) => VlanMode::Trunk { allowed: set.ids().collect(), native: config.native },
         (None, Some(vlan)) => VlanMode::Access(vlan),
         (None, None) => VlanMode::None,
     }
@@ -246,5 +250,22 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         busy_polls: worker.busy_polls,
         sleeps: worker.sleeps,
         frames: worker.frames,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_docs_explain_every_drop_reason() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/networks.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        for reason in DropReason::ALL {
+            let line = format!("| `{}` | {} |\n", reason.name(), reason.help());
+            assert!(docs.contains(&line), "docs/networks.md lacks: {line}");
+            assert_eq!(drop_help(reason.name()), Some(reason.help()));
+        }
+        assert_eq!(drop_help("no-such-reason"), None);
     }
 }

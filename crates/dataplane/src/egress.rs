@@ -7,12 +7,12 @@
 
 use arrayvec::ArrayVec;
 use packet::segment::{Scratch, Segmenter};
-use packet::{Checked, Offloads, checksum, flow_hash};
+use packet::{Checked, Head, Offloads, checksum, flow_hash};
 use parking_lot::MutexGuard;
 use switch::{DropReason, PortId};
 
 use crate::counters::QueueCounters;
-use crate::frame::{Body, FRAME_MAX, Frame, Head};
+use crate::frame::{Body, FRAME_MAX, Frame, fill_local};
 use crate::port::tap::TapPort;
 use crate::port::vhost::VhostPort;
 use crate::port::vhost::rx::{LiveRx, RxQueue};
@@ -62,25 +62,12 @@ impl Open<'_> {
 pub(crate) struct Egress<'a> {
     ports: &'a PortMap,
     open: ArrayVec<Open<'a>, OPEN_MAX>,
-    /// Frames to come in this part of the burst.
-    expected: u16,
     workshop: &'a mut Workshop,
 }
 
 impl<'a> Egress<'a> {
     pub(crate) fn new(ports: &'a PortMap, workshop: &'a mut Workshop) -> Self {
-        Self { ports, open: ArrayVec::new(), expected: 0, workshop }
-    }
-
-    /// Says that `n` frames will follow, likely to where the last ones went.
-    #[inline]
-    pub(crate) fn expect(&mut self, n: u16) {
-        self.expected = n;
-        if let [Open { live, .. }] = self.open.as_slice()
-            && let Some(live) = live.as_ref()
-        {
-            live.warm(n);
-        }
+        Self { ports, open: ArrayVec::new(), workshop }
     }
 
     /// Sends `frame` out by port `to`, or counts why not. A frame to a port that is gone counts
@@ -102,7 +89,7 @@ impl<'a> Egress<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn send_vhost(&mut self, port: &'a Port, vhost: &'a VhostPort, frame: &mut Frame<'_, '_>) {
         let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));
         let index = chosen.unwrap_or(0);
@@ -126,7 +113,7 @@ impl<'a> Egress<'a> {
     }
 
     /// The place of this destination among the open ones, opening it if need be.
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, port: &'a Port, vhost: &'a VhostPort, index: u16) -> Option<usize> {
         let is = |open: &Open<'_>| open.port == port.id && open.index == index;
         if let Some(at) = self.open.iter().position(is) {
@@ -143,9 +130,6 @@ impl<'a> Egress<'a> {
                 queue.live.lock()
             }
         };
-        if let Some(live) = live.as_ref() {
-            live.warm(self.expected);
-        }
         self.open.push(Open { port: port.id, index, vhost, queue, live });
         Some(self.open.len() - 1)
     }
@@ -183,7 +167,7 @@ impl Drop for Egress<'_> {
 }
 
 /// Delivers `frame` to `sink`, finished first if the sink cannot take it unfinished, and counts it.
-#[inline]
+#[inline(always)]
 fn transmit(
     sink: &mut impl Sink,
     mtu: u32,
@@ -200,7 +184,7 @@ fn transmit(
     put(sink, frame, counters)
 }
 
-#[inline]
+#[inline(always)]
 fn put(
     sink: &mut impl Sink,
     frame: &mut Frame<'_, '_>,
@@ -231,7 +215,7 @@ fn finish(
             return Err(Refused::Drop(DropReason::BadOffload));
         }
         counters.csum_completed.add(1);
-        let rest = head.fill_local(whole);
+        let rest = fill_local(head, whole, 0);
         let body = Body::Local(whole.get(rest..).unwrap_or_default());
         let offload = Checked::PLAIN;
         return put(sink, &mut Frame { head, offload, body, len: frame.len }, counters);
@@ -255,7 +239,7 @@ fn finish(
             cut.complete(scratch, payload);
             Checked::PLAIN
         };
-        head.fill_local(scratch.get(..cut.header_len).unwrap_or_default());
+        fill_local(head, scratch.get(..cut.header_len).unwrap_or_default(), 0);
         let (body, len) = (Body::Local(payload), cut.header_len + payload.len());
         match put(sink, &mut Frame { head, offload, body, len }, counters) {
             Ok(()) => {}
@@ -280,7 +264,10 @@ fn gather<'l>(linear: &'l mut [u8], frame: &Frame<'_, '_>) -> Option<&'l mut [u8
 /// Whether the layer-3 packet in `frame`, or one segment of it, is larger than `mtu` bytes.
 fn over_mtu(frame: &Frame<'_, '_>, mtu: u32) -> bool {
     let (start, end) = match frame.offload.gso {
-        Some(gso) => (usize::from(gso.l3), usize::from(gso.header_len) + usize::from(gso.size)),
+        Some(gso) => {
+            let segment = usize::from(gso.header_len) + usize::from(gso.size);
+            (usize::from(gso.l3), segment.min(frame.len))
+        }
         None => {
             let l3 = packet::eth::network_layer(frame.head.bytes()).map_or(0, |(_, at)| at);
             (l3, frame.len)

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use crate::copy;
+use crate::copy::{self, word};
 use crate::memory::GuestMemory;
 
 /// Bytes of a cache line.
@@ -107,6 +107,73 @@ impl<'m> GuestSlice<'m> {
         // SAFETY: as in copy_to.
         unsafe { copy::copy(self.ptr.as_ptr(), src.as_ptr(), len) };
         len
+    }
+
+    /// Copies the first bytes into a local block that is read again soon, in a way that makes that
+    /// reading fast: as many as there are, at most 128. Returns that number; what is behind them in
+    /// the block is undefined.
+    #[inline(always)]
+    pub fn copy_to_block(&self, block: &mut [u8; 128]) -> usize {
+        let len = self.len().min(block.len());
+        // SAFETY: both are at least len bytes long; guest memory as in copy_to.
+        unsafe { copy::block::load(block, self.ptr.as_ptr(), len) };
+        len
+    }
+
+    /// Copies the first `n` bytes of a block (see [`Self::copy_to_block`]) into guest memory: at
+    /// most as many as fit. Returns the number copied.
+    #[inline(always)]
+    pub fn copy_from_block(&self, block: &[u8; 128], n: usize) -> usize {
+        let len = self.len().min(n).min(block.len());
+        // SAFETY: as in copy_to_block.
+        unsafe { copy::block::store(self.ptr.as_ptr(), block, len) };
+        len
+    }
+
+    /// The first `N` bytes, 10 or 12, loaded into registers, each byte once; `None` if there are
+    /// fewer.
+    #[inline(always)]
+    #[must_use]
+    pub fn load<const N: usize>(&self) -> Option<[u8; N]> {
+        const { assert!(N == 10 || N == 12) };
+        if self.len() < N {
+            return None;
+        }
+        let at = self.ptr.as_ptr();
+        // SAFETY: N bytes are there, and the accesses lie within them.
+        let all = unsafe {
+            let high = if N == 12 {
+                word::load_u32(at.add(8))
+            } else {
+                word::load_u16(at.add(8)).into()
+            };
+            u128::from(word::load_u64(at)) | u128::from(high) << 64
+        };
+        all.to_le_bytes().first_chunk().copied()
+    }
+
+    /// Stores `N` bytes, 10 or 12, at the front; false, and nothing done, if they do not fit.
+    #[inline(always)]
+    pub fn store<const N: usize>(&self, bytes: [u8; N]) -> bool {
+        const { assert!(N == 10 || N == 12) };
+        if self.len() < N {
+            return false;
+        }
+        let mut all = [0; 16];
+        all[..N].copy_from_slice(&bytes);
+        let all = u128::from_le_bytes(all);
+        let (low, high) = (all as u64, (all >> 64) as u32);
+        let at = self.ptr.as_ptr();
+        // SAFETY: as in load.
+        unsafe {
+            word::store_u64(at, low);
+            if N == 12 {
+                word::store_u32(at.add(8), high);
+            } else {
+                word::store_u16(at.add(8), high as u16);
+            }
+        }
+        true
     }
 
     /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the

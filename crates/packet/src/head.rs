@@ -6,16 +6,23 @@
 
 use crate::eth::{ETH_P_8021Q, ETHERTYPE_OFFSET, Tci, VLAN_HLEN, VlanEdit, vlan_tag};
 use crate::put_be16;
+use crate::vnet::{VNET_HLEN, VirtioNetHdr};
 
 /// How many bytes of a frame are copied for inspection at most.
 pub const HEAD_MAX: usize = 128;
 /// Room in front of the copy for pushed tags, bytes: two tags.
 pub const HEADROOM: usize = 2 * VLAN_HLEN;
 
-/// The first at most [`HEAD_MAX`] bytes of a frame, with room in front for VLAN tags.
-#[derive(Clone)]
+/// Where a frame begins: behind room for a virtio-net header and for tags, on a cache line.
+const ROOM: usize = 64;
+const _: () = assert!(ROOM >= VNET_HLEN + HEADROOM);
+
+/// The first at most [`HEAD_MAX`] bytes of a frame, with room in front for VLAN tags and for the
+/// receiver's virtio-net header, so that all of it leaves in one copy.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
 pub struct Head {
-    buf: [u8; HEADROOM + HEAD_MAX],
+    buf: [u8; ROOM + HEAD_MAX],
     start: u16,
     len: u16,
 }
@@ -29,22 +36,72 @@ impl Default for Head {
 impl Head {
     /// An empty head.
     pub const fn new() -> Self {
-        Self { buf: [0; HEADROOM + HEAD_MAX], start: HEADROOM as u16, len: 0 }
+        Self { buf: [0; ROOM + HEAD_MAX], start: ROOM as u16, len: 0 }
     }
 
     /// Empties the head and gives the place to copy a frame's beginning to; [`Head::set_len`]
     /// follows.
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
-        self.start = HEADROOM as u16;
+        self.spare_with_vnet(0)
+    }
+
+    /// The same with room for a virtio-net header of `vnet` bytes (at most [`VNET_HLEN`]) in front,
+    /// for sources that keep both together.
+    #[inline]
+    pub fn spare_with_vnet(&mut self, vnet: usize) -> &mut [u8] {
+        self.start = ROOM as u16;
         self.len = 0;
-        self.buf.get_mut(HEADROOM..).unwrap_or_default()
+        self.buf.get_mut(ROOM - vnet.min(VNET_HLEN)..).unwrap_or_default()
+    }
+
+    /// The virtio-net header of `vnet` bytes that was written in front of the frame. Meaningful
+    /// until the tag is edited or another header is put there.
+    #[inline]
+    pub fn vnet(&self, vnet: usize) -> &[u8] {
+        self.buf.get(ROOM - vnet.min(VNET_HLEN)..ROOM).unwrap_or_default()
+    }
+
+    /// Writes `header` in front of the frame's first bytes and returns both, to be copied out
+    /// together. `vnet` is the length the receiver expects: [`VNET_HLEN`] or
+    /// [`VNET_HLEN_LEGACY`](crate::vnet::VNET_HLEN_LEGACY).
+    #[inline]
+    pub fn with_vnet(&mut self, header: VirtioNetHdr, vnet: usize) -> &[u8] {
+        let (start, vnet) = (usize::from(self.start), vnet.min(VNET_HLEN));
+        let begin = start - vnet;
+        if vnet == VNET_HLEN
+            && let Some(room) = self.buf.get_mut(begin..).and_then(<[u8]>::first_chunk_mut)
+        {
+            header.write(room);
+        } else if let Some(room) = self.buf.get_mut(begin..start) {
+            for (to, from) in room.iter_mut().zip(header.to_bytes()) {
+                *to = from;
+            }
+        }
+        self.buf.get(begin..start + usize::from(self.len)).unwrap_or_default()
+    }
+
+    /// The place of a frame's beginning as a block of two cache lines, to be filled whole;
+    /// [`Head::set_len`] follows.
+    #[inline(always)]
+    pub fn block_mut(&mut self) -> Option<&mut [u8; HEAD_MAX]> {
+        self.buf.get_mut(ROOM..).and_then(<[u8]>::first_chunk_mut)
+    }
+
+    /// The beginning as that block and how many bytes of it count; `None` after an edit that
+    /// moved it.
+    #[inline(always)]
+    pub fn block(&self) -> Option<(&[u8; HEAD_MAX], usize)> {
+        if usize::from(self.start) != ROOM {
+            return None;
+        }
+        Some((self.buf.get(ROOM..)?.first_chunk()?, usize::from(self.len)))
     }
 
     /// Says how many bytes of [`Head::spare`] were written (at most [`HEAD_MAX`] count).
     #[inline]
     pub fn set_len(&mut self, len: usize) {
-        self.start = HEADROOM as u16;
+        self.start = ROOM as u16;
         self.len = len.min(HEAD_MAX) as u16;
     }
 
@@ -98,7 +155,7 @@ impl Head {
     /// Ethernet header or no headroom left.
     pub fn push_vlan(&mut self, tci: Tci) -> bool {
         let start = usize::from(self.start);
-        if self.len() < ETHERTYPE_OFFSET + 2 || start < VLAN_HLEN {
+        if self.len() < ETHERTYPE_OFFSET + 2 || start < VNET_HLEN + VLAN_HLEN {
             return false;
         }
         self.buf.copy_within(start..start + ETHERTYPE_OFFSET, start - VLAN_HLEN);

@@ -39,6 +39,9 @@ pub const VIRTIO_NET_HDR_GSO_ECN: u8 = 0x80;
 pub const SEGMENTS_MAX: usize = 1024;
 
 /// A set of offloads: what a receiver can take, or what a frame needs.
+///
+/// UDP fragmentation (`GUEST_UFO` 10, `HOST_UFO` 14) is not among them: the kernel gave it up, and
+/// frames that ask for it are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offloads(u8);
 

@@ -275,8 +275,9 @@ impl Fdb {
 
     fn store(&self, writer: &Writer, key: u64, value: Value) -> bool {
         let table = self.table.load();
-        if !table.is_crowded() || table.get(key).is_some() {
-            return table.insert(key, value.0);
+        let has_room = !table.is_crowded() || table.get(key).is_some();
+        if has_room && table.insert(key, value.0) {
+            return true;
         }
         drop(table);
         self.rebuild(writer);

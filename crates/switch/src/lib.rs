@@ -23,13 +23,15 @@
 //!    port that was removed: the caller waits for every worker to have passed a burst before it
 //!    frees what belonged to the port. Port numbers are handed out round-robin, so a number does
 //!    not come back at once.
-//! 2. **MAC tables**, one per network (module `fdb`): read without locks, written under a mutex
-//!    that workers only ever *try* to take. A worker that finds it taken forwards the frame
-//!    without learning and tries again with the next one. What keeps readers safe is that a slot
-//!    of a table never changes its key: a removed address leaves its key behind, and a table that
-//!    is too full of those is replaced by a new one as a whole. So an entry is two atomic words,
-//!    the key (written once, released after the value) and the value (always about that key), and
-//!    no reader can put one address's key together with another's port.
+//! 2. **MAC tables**, one per network (modules `fdb` and `table`): read without locks, written
+//!    under a mutex that workers only ever *try* to take. A worker that finds it taken forwards
+//!    the frame without learning and tries again with the next one. What keeps readers safe is
+//!    that a slot of a table never changes its key: a removed address leaves its key behind, and a
+//!    table that is too full of those is replaced by a new one as a whole. So an entry is two
+//!    atomic words, the key (written once, released after the value) and the value (always about
+//!    that key), and no reader can put one address's key together with another's port. Replacing
+//!    is [`Switch::maintain`]'s work; a worker does it only if addresses come faster than that,
+//!    which is the one allocation on its path, once per doubling.
 //! 3. **Generations**, one number per network, drawn from one counter so that none is ever used
 //!    twice. Everything that can make a remembered unicast verdict wrong (ports and VLANs
 //!    changed, an address moved, aged, flushed or pinned) takes effect *first* and changes the

@@ -32,15 +32,22 @@ impl Seed {
         use std::hash::BuildHasher;
         // The standard library's hasher is keyed from the system's random numbers.
         let source = std::hash::RandomState::new();
-        Self(source.hash_one(1u8), source.hash_one(2u8) | 1)
+        Self(source.hash_one(1u8), source.hash_one(2u8))
     }
 
-    /// Multiply and fold, keyed.
+    /// Multiply and fold, keyed, twice: once leaves addresses that count up in rows, and rows are
+    /// what linear probing suffers from.
     #[inline]
     pub(crate) fn hash(self, a: u64, b: u64) -> usize {
-        let wide = u128::from(a ^ self.0) * u128::from(b ^ self.1);
-        ((wide as u64) ^ (wide >> 64) as u64) as usize
+        let once = fold(a ^ self.0, b ^ self.1);
+        fold(once ^ self.0, 0x9e37_79b9_7f4a_7c15) as usize
     }
+}
+
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let wide = u128::from(a) * u128::from(b);
+    (wide as u64) ^ (wide >> 64) as u64
 }
 
 /// See the module.
@@ -55,7 +62,8 @@ pub(crate) struct Table {
 impl Table {
     const SLOTS_MIN: usize = 64;
     /// A key is at most this many slots from its place. With half the slots free and a keyed hash
-    /// a longer run does not happen by chance; should it, the key is not stored.
+    /// a longer run does not happen by chance; should it, the key is not stored, and another table
+    /// has another seed.
     const PROBES_MAX: usize = 128;
 
     /// An empty table with room for `entries` keys before it is crowded, and as many again.
@@ -131,39 +139,4 @@ impl Table {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_what_was_inserted_and_nothing_else() {
-        let table = Table::with_room_for(1000);
-        for key in 1..=1000u64 {
-            assert!(table.insert(key, key * 3));
-        }
-        for key in 1..=1000u64 {
-            assert_eq!(table.get(key).unwrap().load(Ordering::Relaxed), key * 3);
-        }
-        assert!((1001..2000).all(|key| table.get(key).is_none()));
-        assert_eq!(table.iter().count(), 1000);
-    }
-
-    #[test]
-    fn a_removed_key_keeps_its_slot_and_comes_back_in_it() {
-        let table = Table::with_room_for(4);
-        assert!(table.insert(7, 1));
-        table.get(7).unwrap().store(0, Ordering::Relaxed);
-        assert_eq!(table.iter().count(), 0);
-        assert!(table.insert(7, 2));
-        assert_eq!(table.used.load(Ordering::Relaxed), 1);
-        assert_eq!(table.get(7).unwrap().load(Ordering::Relaxed), 2);
-    }
-
-    #[test]
-    fn a_full_table_refuses_instead_of_looking_forever() {
-        let table = Table::with_room_for(0);
-        let stored = (1..=1000).filter(|key| table.insert(*key, 1)).count();
-        assert_eq!(stored, Table::SLOTS_MIN);
-        assert!(table.is_crowded());
-        assert!(table.get(5000).is_none());
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@ use vhost::vhost_user::message::FrontendReq;
 #[non_exhaustive]
 pub enum SessionFault {
     /// The version field of a header is not 1.
-    #[error("the header of request {request} has protocol version {version}, not 1")]
+    #[error("the header of {} has protocol version {version}, not 1", name_of(*request))]
     BadVersion {
         /// Request number of the header.
         request: u32,
@@ -18,7 +18,7 @@ pub enum SessionFault {
         version: u32,
     },
     /// A header with the reply flag, or flags nobody has defined.
-    #[error("the header of request {request} has flags {flags:#x}, which no request has")]
+    #[error("the header of {} has flags {flags:#x}, which no request has", name_of(*request))]
     BadFlags {
         /// Request number of the header.
         request: u32,
@@ -26,7 +26,7 @@ pub enum SessionFault {
         flags: u32,
     },
     /// The body is not as long as this request's body is.
-    #[error("a body of {size} bytes is not that of request {request}")]
+    #[error("a body of {size} bytes is not that of {}", name_of(*request))]
     BodySize {
         /// Request number of the header.
         request: u32,
@@ -40,7 +40,7 @@ pub enum SessionFault {
         count: usize,
     },
     /// More or fewer descriptors than this request takes.
-    #[error("request {request} came with {count} descriptors")]
+    #[error("{} came with {count} descriptors", name_of(*request))]
     DescriptorCount {
         /// Request number.
         request: u32,
@@ -52,8 +52,8 @@ pub enum SessionFault {
         "descriptors were lost: more than one message may carry, or this process has none left"
     )]
     DescriptorsLost,
-    /// The peer was fed more than the session can hold; a host that reads only [`wanted`](crate::Session::wanted) bytes
-    /// never sees it.
+    /// More input than a session holds while it waits for an answer.  A host that reads only
+    /// [`wanted`](crate::Session::wanted) bytes never sees it.
     #[error("more input than a session holds while it waits for an answer")]
     InputOverflow,
     /// A request number the specification does not have.
@@ -256,5 +256,13 @@ impl SessionFault {
                 | Self::DescriptorsLost
                 | Self::InputOverflow
         )
+    }
+}
+
+/// The name of a request, if it has one.
+fn name_of(request: u32) -> String {
+    match FrontendReq::try_from(request) {
+        Ok(known) => format!("{known:?}"),
+        Err(()) => format!("request {request}"),
     }
 }

@@ -126,7 +126,8 @@ impl Shape {
             R::ADD_MEM_REG => shape(exact(40), exact(1), Ack),
             // A descriptor is superfluous but tolerated: the specification says so.
             R::REM_MEM_REG => shape(exact(40), (0, 1), Ack),
-            R::SET_LOG_BASE => shape((8, 16), (0, 1), Body),
+            // Answered with a body only where LOG_SHMFD is negotiated.
+            R::SET_LOG_BASE => shape((8, 16), (0, 1), Ack),
             R::SET_LOG_FD => shape((0, 8), (0, 1), Ack),
             R::SET_BACKEND_REQ_FD | R::GPU_SET_SOCKET => shape(exact(0), exact(1), Ack),
             // struct vhost_iotlb_msg ends in padding that not everybody sends.

@@ -5,11 +5,13 @@
 mod common;
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use common::*;
+use guestmem::GuestMemory;
 use testkit::frontend::request::*;
 use testkit::frontend::{NEED_REPLY, REPLY, VERSION, message, protocol};
-use vhost_session::{DeviceSpec, Session};
+use vhost_session::{Action, DeviceSpec, Session, SessionFault};
 
 const NOTHING: [&str; 0] = [];
 
@@ -88,6 +90,7 @@ fn requests_of_features_never_offered_are_refused_by_name() {
     let ack = |request| vec![format!("send {request} 1"), "refused not-negotiated".into()];
     let ack: &dyn Fn(u32) -> Vec<String> = &ack;
     for (request, size, with_fd) in [
+        (SET_LOG_BASE, 16, true),
         (SET_LOG_FD, 0, true),
         (SET_BACKEND_REQ_FD, 0, true),
         (SET_VRING_ENDIAN, 8, false),
@@ -114,7 +117,6 @@ fn requests_of_features_never_offered_are_refused_by_name() {
         assert_eq!(host.plain(request, &vec![0; size], fds), result(request));
     }
     for (request, size, with_fd) in [
-        (SET_LOG_BASE, 16, true),
         (CREATE_CRYPTO_SESSION, 100, false),
         (POSTCOPY_ADVISE, 0, false),
         (GET_INFLIGHT_FD, 24, false),
@@ -211,9 +213,42 @@ fn descriptors_belong_to_the_message_they_came_with() {
     let both = [call, message(GET_QUEUE_NUM, VERSION, &[])].concat();
     assert_eq!(host.give(&both, event()), ["send 17 2"]);
 
+    // Three messages before any is looked at: each has its own.
+    let mut host = Host::new();
+    host.session.input(&message(GET_QUEUE_NUM, VERSION, &[]), vec![]);
+    host.session.input(&message(SET_VRING_ERR, VERSION, &n(1)), event());
+    host.session.input(&message(SET_VRING_ERR, VERSION, &n(0)), event());
+    assert_eq!(host.run(), ["send 17 2"]);
+    assert!(host.session.error_fd(0).is_some() && host.session.error_fd(1).is_some());
+
     let mut host = Host::new();
     host.session.descriptors_lost();
     assert_eq!(host.run(), ["close descriptors-lost"]);
+}
+
+#[test]
+fn what_follows_waits_for_the_answer() {
+    let mut host = Host::started(SPLIT);
+    let region = region(BASE, SIZE);
+    let both =
+        [message(SET_MEM_TABLE, VERSION, &table(&[&region])), message(GET_QUEUE_NUM, VERSION, &[])];
+    let session = &mut host.session;
+    session.input(&both.concat(), fds(&[&region]));
+    let Some(Action::Map(regions)) = session.poll() else { panic!("a table to map") };
+    assert!(session.poll().is_none() && session.wanted() == 0);
+    // The answer to another question is none.
+    session.stopped(0, 1);
+    assert!(session.poll().is_none());
+    session.mapped(GuestMemory::map(&regions).map(Arc::new));
+    assert!(matches!(session.poll(), Some(Action::Stop { queue: 0 })));
+    assert!(session.poll().is_none() && session.wanted() == 0);
+    session.mapped(GuestMemory::map(&regions).map(Arc::new));
+    session.stopped(1, 1);
+    assert!(session.poll().is_none());
+    session.stopped(0, 1);
+    assert!(matches!(session.poll(), Some(Action::Start(_))));
+    assert!(matches!(session.poll(), Some(Action::Send(_))));
+    assert!(session.poll().is_none() && session.wanted() == 12);
 }
 
 #[test]
@@ -345,6 +380,16 @@ fn without_protocol_features_rings_start_enabled() {
     assert_eq!(host.plain(SET_VRING_KICK, &no_fd(1), vec![]), ["start 1"]);
     let setup = host.last_start.take().unwrap();
     assert!(setup.enabled && setup.kick.is_none(), "enabled, and polled");
+    // Nor can such a front end enable them again after a reset.
+    assert_eq!(host.plain(RESET_DEVICE, &[], vec![]), ["stop 1"]);
+    for (request, body) in [
+        (SET_VRING_NUM, pair(1, 256).to_vec()),
+        (SET_VRING_ADDR, addr(1, 0, user(0), user(0x2000), user(0x4000))),
+    ] {
+        assert_eq!(host.plain(request, &body, vec![]), NOTHING);
+    }
+    assert_eq!(host.plain(SET_VRING_KICK, &n(1), event()), ["start 1"]);
+    assert!(host.last_start.take().unwrap().enabled);
 }
 
 #[test]
@@ -662,10 +707,25 @@ fn the_configuration_space_is_read_only() {
 }
 
 #[test]
-fn a_queue_the_device_could_not_start_is_not_running() {
+fn a_queue_the_device_could_not_start_ends_the_session() {
     let mut host = Host::started(SPLIT);
-    host.session.not_started(0);
-    assert_eq!(host.session.running().count(), 0);
+    host.describe_at(1, user(0x8000));
+    host.plain(SET_VRING_KICK, &n(1), event());
+    let region = region(BASE, SIZE);
+    host.session.input(&message(SET_MEM_TABLE, VERSION, &table(&[&region])), fds(&[&region]));
+    // Both are stopped and the first cannot be started again: the second never is.
+    let mut session = host.session;
+    let failed = loop {
+        match session.poll().unwrap() {
+            Action::Map(regions) => session.mapped(GuestMemory::map(&regions).map(Arc::new)),
+            Action::Stop { queue } => session.stopped(queue, 0),
+            Action::Start(setup) => break setup.index,
+            other => panic!("{other:?}"),
+        }
+    };
+    session.not_started(failed);
+    assert!(session.poll().is_none());
+    assert_eq!((session.running().count(), session.wanted()), (0, 0));
 }
 
 #[test]
@@ -674,4 +734,12 @@ fn a_session_is_small_until_it_is_used() {
     assert_eq!(session.running().count(), 0);
     assert_eq!(session.wanted(), 12);
     assert!(!session.is_mid_message());
+}
+
+#[test]
+fn faults_speak_plainly() {
+    let fault = SessionFault::BodySize { request: SET_MEM_TABLE, size: 4096 };
+    assert_eq!(fault.to_string(), "a body of 4096 bytes is not that of SET_MEM_TABLE");
+    let fault = SessionFault::DescriptorCount { request: 99, count: 3 };
+    assert_eq!(fault.to_string(), "request 99 came with 3 descriptors");
 }

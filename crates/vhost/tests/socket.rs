@@ -242,6 +242,22 @@ fn a_front_end_that_does_not_read_is_waited_for() {
 }
 
 #[test]
+fn a_front_end_that_never_reads_costs_little() {
+    let _alone = alone();
+    let (_dir, path) = socket();
+    let _port = Port::server(&path);
+    let mut frontend = Frontend::connect(&path).unwrap();
+    frontend.set_timeout(Duration::from_secs(1)).unwrap();
+    let requests = message(GET_QUEUE_NUM, VERSION, &[]).repeat(1000);
+    let mut taken = 0;
+    // Sooner or later the port stops taking requests whose answers nobody takes.
+    while frontend.send(&requests, &[]).is_ok() {
+        taken += requests.len();
+        assert!(taken < 64 << 20, "the port keeps answers for ever");
+    }
+}
+
+#[test]
 fn the_answer_to_a_stop_waits_for_the_device() {
     let _alone = alone();
     let (_dir, path) = socket();

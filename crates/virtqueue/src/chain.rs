@@ -81,22 +81,21 @@ impl<'m> Chain<'m> {
     }
 
     /// Becomes the chain of one direct descriptor: what nearly every frame is.
-    #[inline(always)]
-    pub(crate) fn set_single(
+    #[inline]
+    pub(crate) fn set_one(
         &mut self,
-        mem: &'m GuestMemory,
+        buffer: GuestSlice<'m>,
         id: u16,
-        desc: &Descriptor,
+        writable: bool,
     ) -> Result<(), GuestFault> {
-        let slice = buffer(mem, desc)?;
-        let writable = desc.has(WRITE);
+        let len = buffer.len() as u32;
         self.id = id;
         self.descs = 1;
         self.readable = u16::from(!writable);
-        self.readable_len = if writable { 0 } else { desc.len };
-        self.writable_len = if writable { desc.len } else { 0 };
+        self.readable_len = if writable { 0 } else { len };
+        self.writable_len = if writable { len } else { 0 };
         self.segments.clear();
-        self.push_segment(slice)
+        self.push_segment(buffer)
     }
 
     /// Forgets the buffers of the pop before.
@@ -139,7 +138,10 @@ impl<'m> Chain<'m> {
 
 /// The checked buffer of one direct descriptor.
 #[inline(always)]
-fn buffer<'m>(mem: &'m GuestMemory, desc: &Descriptor) -> Result<GuestSlice<'m>, GuestFault> {
+pub(crate) fn buffer<'m>(
+    mem: &'m GuestMemory,
+    desc: &Descriptor,
+) -> Result<GuestSlice<'m>, GuestFault> {
     match mem.slice(desc.addr, desc.len) {
         Some(slice) if desc.len != 0 => Ok(slice),
         _ => Err(bad_buffer(desc.addr, desc.len)),

@@ -4,9 +4,9 @@
 //! was checked, and gives them back. It knows nothing of what the buffers mean.
 //!
 //! **Trust.** Each ring field is read once, into a local, and checked there; what the device
-//! itself wrote into shared memory is never read back to be believed. A lie is a [`GuestFault`]:
-//! it names itself, and it is the whole damage. No call loops over more than one chain, and a
-//! chain is at most as long as the queue and [`MAX_SEGMENTS`].
+//! itself wrote into shared memory is never read back to be believed (but for the used index of a
+//! split ring, once, at the start). A lie is a [`GuestFault`]: it names itself, and it is the whole
+//! damage. A pop does the work of one chain, and a chain has at most [`MAX_SEGMENTS`] buffers.
 //!
 //! **Owner and threads.** A queue belongs to one worker (`&mut`), which alone touches the device
 //! side of the rings; the driver is the other party, on other CPUs, ordered by acquire and
@@ -61,6 +61,24 @@ pub struct QueueConfig {
     pub base: u32,
 }
 
+/// What [`Queue::next`] found.
+#[derive(Clone, Copy, Debug)]
+pub enum Next<'m> {
+    /// Nothing is available.
+    Empty,
+    /// A chain of one buffer. It was taken; its [`Used`] has `descs` 1.
+    One {
+        /// The buffer.
+        buffer: GuestSlice<'m>,
+        /// What the driver knows it by.
+        id: u16,
+        /// Device-writable, not device-readable.
+        writable: bool,
+    },
+    /// A chain of another form, for [`Queue::pop`].
+    Chain,
+}
+
 /// A point in the sequence of pops, to go back to. Meaningful for the queue it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position(u16);
@@ -109,38 +127,31 @@ impl Queue {
         mem: &'m GuestMemory,
         chain: &mut Chain<'m>,
     ) -> Result<bool, GuestFault> {
-        on!(self, q => q.pop(mem, chain))
+        match self.next(mem)? {
+            Next::Empty => return Ok(false),
+            Next::One { buffer, id, writable } => chain.set_one(buffer, id, writable)?,
+            Next::Chain => on!(self, q => q.pop_chain(mem, chain))?,
+        }
+        Ok(true)
+    }
+
+    /// Takes the next chain if it is one direct descriptor, which nearly every frame is: the
+    /// quick form of [`Queue::pop`], whose result stays in registers.
+    ///
+    /// `mem` is the memory the queue was made with. Whatever comes back but [`Next::One`],
+    /// nothing was taken.
+    ///
+    /// # Errors
+    /// The lie that was found; see [`GuestFault`].
+    #[inline(always)]
+    pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
+        on!(self, q => q.next(mem))
     }
 
     /// The point just before the next chain.
     #[inline]
     pub fn position(&self) -> Position {
         on!(self, q => q.position())
-    }
-
-    /// Looks at the next chains, up to `n`, and hands the first buffer of each to `prefetch`.
-    /// Returns how many there were.
-    ///
-    /// A hint: nothing was checked of a buffer but that it lies in memory, nothing is popped, and
-    /// the pop reads and checks all of it anew. Reading many descriptors in a row lets their cache
-    /// misses overlap, which reading one per frame does not.
-    #[inline]
-    pub fn warm<'m>(
-        &self,
-        mem: &'m GuestMemory,
-        n: u16,
-        prefetch: impl Fn(GuestSlice<'m>),
-    ) -> u16 {
-        on!(self, q => {
-            let n = n.min(q.size());
-            for i in 0..n {
-                match q.ahead(mem, i) {
-                    Some(buffer) => prefetch(buffer),
-                    None => return i,
-                }
-            }
-            n
-        })
     }
 
     /// Gives back every chain popped since `position` was taken; none of them may have been
@@ -152,14 +163,15 @@ impl Queue {
 
     /// Gives chains back to the driver, in the order they were popped.
     ///
-    /// The chains of one call are one frame: a packed ring shows them at once, all or none; a
-    /// split ring with the next [`Queue::publish`].
+    /// The chains of one call are one frame: the driver sees all of them or none. They are shown
+    /// with the next [`Queue::publish`] at the latest, by a packed ring perhaps earlier.
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         on!(self, q => q.complete(used));
     }
 
-    /// Shows the driver what was completed: once per burst. A packed ring has shown it already.
+    /// Shows the driver everything that was completed: once per burst, before the notification
+    /// decision.
     #[inline]
     pub fn publish(&mut self) {
         on!(self, q => q.publish());

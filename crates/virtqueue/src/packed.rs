@@ -8,11 +8,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::{GuestMemory, GuestSlice, RingArea};
+use arrayvec::ArrayVec;
+use guestmem::{GuestMemory, RingArea};
 
+use crate::chain::buffer;
 use crate::desc::{AVAIL, DESC_SIZE, Descriptor, INDIRECT, NEXT, USED, WRITE, table_entry};
 use crate::indirect::table;
-use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Position, QueueConfig, Used};
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
 
 /// Offset of the flags in a descriptor.
 const FLAGS: usize = 14;
@@ -88,6 +90,8 @@ pub struct PackedQueue {
     used: Cursor,
     /// Descriptors used since the last notification decision.
     unsignalled: u64,
+    /// Used descriptors not shown yet: place and word.
+    pending: ArrayVec<(usize, u64), PENDING>,
 }
 
 impl PackedQueue {
@@ -99,8 +103,7 @@ impl PackedQueue {
         let area = |gpa, len, align| RingArea::new(Arc::clone(mem), gpa, len, align);
         let ring = area(cfg.desc, u32::from(size) * DESC_SIZE as u32, 16)
             .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
-        let driver =
-            area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
+        let driver = area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
         let device = area(cfg.used, 4, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
         let start = resume(cfg.base);
         if start.index >= size {
@@ -116,21 +119,18 @@ impl PackedQueue {
             avail: start,
             used: start,
             unsignalled: FORCE,
+            pending: ArrayVec::new(),
         };
         queue.enable_kicks();
         Ok(queue)
     }
 
-    /// See [`crate::Queue::pop`].
+    /// See [`crate::Queue::next`].
     #[inline(always)]
-    pub fn pop<'m>(
-        &mut self,
-        mem: &'m GuestMemory,
-        chain: &mut Chain<'m>,
-    ) -> Result<bool, GuestFault> {
+    pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
         let flags = self.ring.load_u16_acquire(self.avail.offset() + FLAGS);
         if !self.avail.is_available(flags) {
-            return Ok(false);
+            return Ok(Next::Empty);
         }
         if self.is_full() {
             return Err(GuestFault::RingOverrun { index: self.avail.index });
@@ -138,18 +138,26 @@ impl PackedQueue {
         // The flags are those of the load above: the body is read after them and without them.
         let desc = Descriptor { flags, ..self.load(self.avail) };
         if desc.has(NEXT | INDIRECT) {
-            self.walk(mem, chain, desc)?;
-            self.avail = self.avail.advanced(chain.descs, self.size);
-        } else {
-            chain.set_single(mem, desc.tag, &desc)?;
-            self.avail = self.avail.advanced(1, self.size);
+            return Ok(Next::Chain);
         }
-        Ok(true)
+        let buffer = buffer(mem, &desc)?;
+        self.avail = self.avail.advanced(1, self.size);
+        Ok(Next::One { buffer, id: desc.tag, writable: desc.has(WRITE) })
     }
 
-    #[inline]
-    pub(crate) fn size(&self) -> u16 {
-        self.size
+    /// Takes the chain of several descriptors that [`Self::next`] found.
+    pub(crate) fn pop_chain<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+    ) -> Result<(), GuestFault> {
+        let desc = self.load(self.avail);
+        if !self.avail.is_available(desc.flags) {
+            return Err(GuestFault::NotAvailable { index: self.avail.index });
+        }
+        self.walk(mem, chain, desc)?;
+        self.avail = self.avail.advanced(chain.descs, self.size);
+        Ok(())
     }
 
     /// Every slot is in the device's hands: the cursors are one lap apart.
@@ -228,23 +236,21 @@ impl PackedQueue {
         self.avail = Cursor::from_bits(position.0);
     }
 
-    /// The first buffer of the chain that will be popped after `n` others, less than the size.
-    #[inline(always)]
-    pub(crate) fn ahead<'m>(&self, mem: &'m GuestMemory, n: u16) -> Option<GuestSlice<'m>> {
-        let at = self.avail.advanced(n, self.size);
-        let desc = self.load(at);
-        if !at.is_available(desc.flags) {
-            return None;
-        }
-        mem.slice(desc.addr, desc.len)
-    }
-
     /// See [`crate::Queue::complete`].
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         let Some((first, rest)) = used.split_first() else { return };
         let start = self.used;
         self.used = start.advanced(first.descs, self.size);
+        if rest.is_empty() {
+            self.unsignalled += u64::from(first.descs);
+            self.pending.push((start.offset() + 8, used_word(start, first)));
+            if self.pending.is_full() {
+                self.flush();
+            }
+            return;
+        }
+        self.flush();
         let mut descs = u64::from(first.descs);
         for one in rest {
             self.store_used(self.used, one);
@@ -260,15 +266,23 @@ impl PackedQueue {
     /// One store for length, id and flags: the driver sees all of it or nothing.
     #[inline]
     fn store_used(&self, at: Cursor, used: &Used) {
-        let wrote = if used.len != 0 { WRITE } else { 0 };
-        let flags = u64::from(at.used_flags() | wrote);
-        let word = flags << 48 | u64::from(used.id) << 32 | u64::from(used.len);
-        self.ring.store_u64(at.offset() + 8, word);
+        self.ring.store_u64(at.offset() + 8, used_word(at, used));
+    }
+
+    /// Marks the pending descriptors used, the first one last: the driver, which looks at them in
+    /// order, sees all of them or none.
+    #[inline]
+    fn flush(&mut self) {
+        for (offset, word) in self.pending.drain(..).rev() {
+            self.ring.store_u64_release(offset, word);
+        }
     }
 
     /// See [`crate::Queue::publish`].
     #[inline]
-    pub fn publish(&mut self) {}
+    pub fn publish(&mut self) {
+        self.flush();
+    }
 
     /// See [`crate::Queue::should_notify`].
     #[inline]
@@ -292,11 +306,11 @@ impl PackedQueue {
     fn passed(&self, event: u16, done: u64) -> bool {
         let size = u64::from(self.size);
         let event = Cursor::from_bits(event);
-        // Positions on a line of two laps; the event is behind us by 1 to 2 * size of them.
+        // Positions on a circle of two laps, which is how long a wrap counter tells them apart; the
+        // event is 1 to 2 * size of them behind. A count beyond that went over everything.
         let line = |c: Cursor| u64::from(c.index) + if c.wrap() { size } else { 0 };
         let behind = (line(self.used) + 2 * size - 1).wrapping_sub(line(event)) % (2 * size) + 1;
-        // A whole lap went over every descriptor, and so did the start.
-        done >= size || behind <= done
+        behind <= done
     }
 
     /// See [`crate::Queue::has_available`].
@@ -328,6 +342,17 @@ impl PackedQueue {
         u32::from(self.used.bits()) << 16 | u32::from(self.avail.bits())
     }
 }
+
+/// Length, id and flags of a used descriptor, as they lie in the ring.
+#[inline]
+fn used_word(at: Cursor, used: &Used) -> u64 {
+    let wrote = if used.len != 0 { WRITE } else { 0 };
+    let flags = u64::from(at.used_flags() | wrote);
+    flags << 48 | u64::from(used.id) << 32 | u64::from(used.len)
+}
+
+/// Most used descriptors kept back.
+const PENDING: usize = 32;
 
 /// Where to go on: the used position, so that chains a predecessor popped and never completed
 /// are done again rather than lost. A front end that knows one position only (DPDK) leaves the

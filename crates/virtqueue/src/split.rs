@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::{GuestMemory, GuestSlice, RingArea};
+use guestmem::{GuestMemory, RingArea};
 
-use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, table_entry};
+use crate::chain::buffer;
+use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, WRITE, table_entry};
 use crate::indirect::table;
-use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Position, QueueConfig, Used};
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
 
 /// `avail.idx` and `used.idx`.
 const IDX: usize = 2;
@@ -76,15 +77,11 @@ impl SplitQueue {
         Ok(queue)
     }
 
-    /// See [`crate::Queue::pop`].
+    /// See [`crate::Queue::next`].
     #[inline(always)]
-    pub fn pop<'m>(
-        &mut self,
-        mem: &'m GuestMemory,
-        chain: &mut Chain<'m>,
-    ) -> Result<bool, GuestFault> {
+    pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
         if self.next_avail == self.seen_avail && !self.look()? {
-            return Ok(false);
+            return Ok(Next::Empty);
         }
         let slot = usize::from(self.next_avail & self.mask);
         let head = self.avail.load_u16(RING + 2 * slot);
@@ -93,12 +90,27 @@ impl SplitQueue {
         }
         let desc = self.load(head);
         if desc.has(NEXT | INDIRECT) {
-            self.walk(mem, chain, head, desc)?;
-        } else {
-            chain.set_single(mem, head, &desc)?;
+            return Ok(Next::Chain);
         }
+        let buffer = buffer(mem, &desc)?;
         self.next_avail = self.next_avail.wrapping_add(1);
-        Ok(true)
+        Ok(Next::One { buffer, id: head, writable: desc.has(WRITE) })
+    }
+
+    /// Takes the chain of several descriptors that [`Self::next`] found.
+    pub(crate) fn pop_chain<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+    ) -> Result<(), GuestFault> {
+        let slot = usize::from(self.next_avail & self.mask);
+        let head = self.avail.load_u16(RING + 2 * slot);
+        if head > self.mask {
+            return Err(GuestFault::HeadIndex { head, size: self.size() });
+        }
+        self.walk(mem, chain, head, self.load(head))?;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        Ok(())
     }
 
     /// Reads the avail index anew; whether it shows anything to pop.
@@ -194,21 +206,6 @@ impl SplitQueue {
     #[inline]
     pub fn rewind(&mut self, position: Position) {
         self.next_avail = position.0;
-    }
-
-    /// The first buffer of the chain that will be popped after `n` others, less than the size.
-    #[inline(always)]
-    pub(crate) fn ahead<'m>(&self, mem: &'m GuestMemory, n: u16) -> Option<GuestSlice<'m>> {
-        if self.seen_avail.wrapping_sub(self.next_avail) <= n {
-            return None;
-        }
-        let slot = usize::from(self.next_avail.wrapping_add(n) & self.mask);
-        let head = self.avail.load_u16(RING + 2 * slot);
-        if head > self.mask {
-            return None;
-        }
-        let desc = self.load(head);
-        mem.slice(desc.addr, desc.len)
     }
 
     /// See [`crate::Queue::complete`].

@@ -1,5 +1,7 @@
 //! A table of lies at ring level: each is named, none moves the queue, none panics.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
 mod common;
 
 use std::collections::BTreeSet;
@@ -207,6 +209,16 @@ fn overrun() -> &'static str {
     provoke(&mut world).name()
 }
 
+/// A chain that goes on in slots the device has already.
+fn chain_over_the_used_cursor() -> &'static str {
+    let mut world = World::plain(true, 4);
+    offer(world.driver.raw(), true, &[good(0, 0), good(NEXT, 1), good(NEXT, 1), good(NEXT, 1)]);
+    let mut chain = Chain::new();
+    assert!(world.device.pop(&world.mem, &mut chain).unwrap());
+    world.driver.raw().set_desc_flags(0, USED);
+    provoke(&mut world).name()
+}
+
 #[test]
 fn every_lie_is_called_by_its_name() {
     let mut seen = BTreeSet::new();
@@ -243,6 +255,7 @@ fn every_lie_is_called_by_its_name() {
     assert_eq!(setup_fault(|c| c.base = 0x8000 | u32::from(N), true), "base");
     assert_eq!(setup_fault(|c| c.base = u32::from(N) << 16, true), "base");
     assert_eq!(overrun(), "ring-overrun");
+    assert_eq!(chain_over_the_used_cursor(), "chain-too-long");
     seen.extend(["base", "ring-overrun"]);
     assert_eq!(seen, BTreeSet::from(GuestFault::NAMES), "each name has its lie");
 }

@@ -1,6 +1,8 @@
 //! Random work on both ends of a ring, against a plain model: contents, order, lengths, wrap,
 //! rewind and restart, and no notification lost or sent for nothing.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
 mod common;
 
 use common::{DATA, RING, World, bytes, config, fill};
@@ -11,7 +13,11 @@ use virtqueue::{Chain, Position, Queue, Used};
 #[derive(Clone, Debug)]
 enum Op {
     /// Driver: add a chain of buffers with these lengths.
-    Add { readable: Vec<u16>, writable: Vec<u16>, shape: u8 },
+    Add {
+        readable: Vec<u16>,
+        writable: Vec<u16>,
+        shape: u8,
+    },
     Expose,
     /// Driver: decide about a kick.
     Kick,
@@ -21,7 +27,10 @@ enum Op {
     DriverPoll,
     Pop(u8),
     /// Device: complete so many popped chains as one frame, filled in part.
-    Complete { chains: u8, percent: u8 },
+    Complete {
+        chains: u8,
+        percent: u8,
+    },
     Publish,
     /// Device: publish and decide about an interrupt.
     Notify,
@@ -56,12 +65,16 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 fn specs() -> impl Strategy<Value = RingSpec> {
-    let ring = prop_oneof![
-        (0u32..7, prop_oneof![Just(0u16), any::<u16>(), 65500u16..])
-            .prop_map(|(order, start)| (false, 1u16 << order, start)),
-        (1u16..40, any::<u16>(), any::<bool>())
-            .prop_map(|(size, at, wrap)| (true, size, at % size | u16::from(wrap) << 15)),
-    ];
+    let ring =
+        prop_oneof![
+            (0u32..7, prop_oneof![Just(0u16), any::<u16>(), 65500u16..])
+                .prop_map(|(order, start)| (false, 1u16 << order, start)),
+            (1u16..40, any::<u16>(), any::<bool>()).prop_map(|(size, at, wrap)| (
+                true,
+                size,
+                (at % size) | (u16::from(wrap) << 15)
+            )),
+        ];
     (ring, any::<bool>(), any::<bool>(), prop_oneof![Just(0u16), Just(16)]).prop_map(
         |((packed, size, start), event_idx, in_order, table_len)| RingSpec {
             event_idx,
@@ -96,6 +109,8 @@ enum Wish {
     After(u32),
     /// Polling: no notification wanted, none expected.
     Never,
+    /// It was notified, and has not asked again.
+    Fulfilled,
     /// Anything goes.
     Whatever,
 }
@@ -141,7 +156,8 @@ impl Model {
             kick_wish: Wish::After(0),
             kick_due: false,
             kick_late: 0,
-            irq_wish: Wish::After(0),
+            // A new packed ring wants all interrupts, by flag.
+            irq_wish: if spec.packed { Wish::Whatever } else { Wish::After(0) },
             irq_units: 0,
             irq_shown: 0,
             undecided: 0,
@@ -194,8 +210,7 @@ impl Model {
         };
         let (readable, writable) = (place(readable), place(writable));
         let indirect = shape == Shape::Indirect;
-        let ring_descs =
-            if !packed || indirect { 1 } else { readable.len() + writable.len() };
+        let ring_descs = if !packed || indirect { 1 } else { readable.len() + writable.len() };
         let Some(token) = self.world.driver.add(&readable, &writable, shape) else { return };
         self.slots.pop();
         let mut sent = Vec::new();
@@ -205,7 +220,15 @@ impl Model {
             assert!(driver::write(&self.world.mem, buffer.gpa, &data));
             sent.extend(data);
         }
-        self.chains.push(Known { token, sent, writable, slot, ring_descs, descs: 0, written: vec![] });
+        self.chains.push(Known {
+            token,
+            sent,
+            writable,
+            slot,
+            ring_descs,
+            descs: 0,
+            written: vec![],
+        });
     }
 
     fn expose(&mut self) {
@@ -258,7 +281,7 @@ impl Model {
             assert_eq!(bytes(chain.readable()), known.sent);
             assert_eq!(chain.readable_len() as usize, known.sent.len());
             let lens = |all: &[Buffer]| all.iter().map(|b| b.len as usize).collect::<Vec<_>>();
-            let got: Vec<_> = chain.writable().iter().map(|s| s.len()).collect();
+            let got: Vec<_> = chain.writable().iter().map(guestmem::GuestSlice::len).collect();
             assert_eq!(got, lens(&known.writable));
             assert_eq!(chain.writable_len() as usize, got.iter().sum::<usize>());
             known.descs = chain.descs;
@@ -299,48 +322,55 @@ impl Model {
         self.positions.drain(..count);
         self.world.device.complete(&used);
         self.completed += count;
-        if self.world.driver.spec().packed {
-            self.show();
-        }
     }
 
-    /// What was completed becomes visible to the driver.
-    fn show(&mut self) {
-        for known in &self.chains[self.published..self.completed] {
+    /// Completed chains, up to that many, become visible to the driver.
+    fn show(&mut self, until: usize) {
+        for known in &self.chains[self.published..until] {
             self.irq_shown += 1;
             let packed = self.world.driver.spec().packed;
             let units = if packed { known.descs.into() } else { 1 };
             self.irq_units += units;
             self.undecided += units;
         }
-        self.published = self.completed;
+        self.published = until;
     }
 
     fn publish(&mut self) {
         self.world.device.publish();
-        self.show();
+        self.show(self.completed);
     }
 
     fn notify(&mut self) {
         self.publish();
         let irq = self.world.device.should_notify();
-        let RingSpec { event_idx, size, .. } = *self.world.driver.spec();
-        // A flag cannot tell old from new, and a whole lap may be taken for "passed".
-        let coarse = if event_idx { u32::from(size) } else { 1 };
-        let excused = self.fresh || self.undecided >= coarse;
+        let RingSpec { event_idx, size, packed, .. } = *self.world.driver.spec();
+        let unique = if packed { 2 * u32::from(size) } else { 65536 };
         match self.irq_wish {
             Wish::After(skip) => {
                 let skip = if event_idx { skip } else { 0 };
                 let due = self.irq_shown > 0 && self.irq_units > skip;
+                // A flag cannot tell old from new. An index can, unless one as far ahead as it may
+                // be looks like one passed long before.
+                let known = if event_idx { unique - u32::from(size) } else { 0 };
+                let excused = self.fresh || self.undecided > known;
                 assert!(irq || !due, "the driver sleeps and gets no interrupt");
                 assert!(!irq || due || excused, "an interrupt for nothing");
+                if irq && due {
+                    // A wish by index is fulfilled once, a wish by flag stands.
+                    self.irq_wish = if event_idx { Wish::Fulfilled } else { Wish::Whatever };
+                }
             }
-            // With a split ring and event-idx "never" is an index far away.
-            Wish::Never => assert!(!irq || excused, "an interrupt for a driver that polls"),
+            // With a split ring and event-idx "never" is an index far away, one lap and more.
+            Wish::Never => {
+                let excused = self.fresh || self.undecided > size.into();
+                assert!(!irq || excused, "an interrupt for a driver that polls");
+            }
+            Wish::Fulfilled => {
+                let excused = self.fresh || self.irq_units > unique;
+                assert!(!irq || excused, "a second interrupt for one wish");
+            }
             Wish::Whatever => {}
-        }
-        if irq {
-            self.irq_wish = Wish::Whatever;
         }
         self.fresh = false;
         self.undecided = 0;
@@ -349,16 +379,23 @@ impl Model {
     fn driver_sleep(&mut self, skip: u8) {
         let skip = u16::from(skip).min(self.world.driver.spec().size - 1);
         let pending = self.world.driver.enable_interrupts_after(skip);
-        assert_eq!(pending, self.published > 0);
+        assert!(self.may_be_seen(pending));
         self.irq_wish = if pending { Wish::Whatever } else { Wish::After(skip.into()) };
         self.irq_units = 0;
         self.irq_shown = 0;
     }
 
+    /// What was published is seen; a packed ring may show what was completed before that.
+    fn may_be_seen(&self, seen: bool) -> bool {
+        let packed = self.world.driver.spec().packed;
+        seen == (self.published > 0) || seen && packed && self.completed > 0
+    }
+
     fn collect(&mut self) {
         let got = self.world.driver.collect().expect("the device is honest");
-        assert_eq!(got.is_some(), self.published > 0);
+        assert!(self.may_be_seen(got.is_some()));
         let Some(got) = got else { return };
+        self.show(self.published.max(1));
         let known = self.chains.remove(0);
         assert_eq!(got.token, known.token);
         assert_eq!(got.len as usize, known.written.len());
@@ -379,10 +416,8 @@ impl Model {
         if self.world.device.base() >> 16 == 0 {
             self.rewind(usize::MAX);
         }
-        let cfg = virtqueue::QueueConfig {
-            base: self.world.device.base(),
-            ..config(&self.world.driver)
-        };
+        let cfg =
+            virtqueue::QueueConfig { base: self.world.device.base(), ..config(&self.world.driver) };
         self.world.device = Queue::new(&self.world.mem, &cfg).unwrap();
         // What was popped and not completed is done again.
         self.popped = self.completed;

@@ -1,10 +1,12 @@
 //! Scenarios with known answers: what a driver and a front end see of the device side.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
 mod common;
 
 use common::{RING, World, buffer, bytes, config, fill};
 use testkit::driver::{Completed, DriverQueue, RingSpec, Shape};
-use virtqueue::{Chain, Queue, QueueConfig, Used};
+use virtqueue::{Chain, Next, Queue, QueueConfig, Used};
 
 /// Adds and exposes chains of one readable buffer each.
 fn send(world: &mut World, count: usize) {
@@ -14,13 +16,14 @@ fn send(world: &mut World, count: usize) {
     world.driver.expose();
 }
 
-/// Pops that many chains and completes each of them.
+/// Pops that many chains, completes each of them and publishes.
 fn serve(world: &mut World, count: usize) {
     for _ in 0..count {
         let mut chain = Chain::new();
         assert!(world.device.pop(&world.mem, &mut chain).unwrap());
         world.device.complete(&[chain.used(0)]);
     }
+    world.device.publish();
 }
 
 fn collect_all(world: &mut World) -> usize {
@@ -62,28 +65,53 @@ fn a_chain_goes_there_and_back() {
     }
 }
 
+/// The quick form takes chains of one buffer and leaves the others to `pop`.
 #[test]
-fn a_split_ring_shows_nothing_before_publish_and_a_packed_one_all_at_once() {
-    let mut split = World::plain(false, 8);
-    send(&mut split, 3);
-    serve(&mut split, 3);
-    assert_eq!(collect_all(&mut split), 0);
-    split.device.publish();
-    assert_eq!(collect_all(&mut split), 3);
-
-    let mut packed = World::plain(true, 8);
-    send(&mut packed, 3);
-    let mut used = Vec::new();
-    for _ in 0..3 {
+fn next_takes_single_buffers_only() {
+    for packed in [false, true] {
+        let mut world = World::plain(packed, 8);
+        let one = world.driver.add(&[], &[buffer(1, 80)], Shape::Direct).unwrap();
+        let two = world.driver.add(&[buffer(2, 7), buffer(3, 9)], &[], Shape::Direct).unwrap();
+        let table = world.driver.add(&[buffer(4, 5)], &[], Shape::Indirect).unwrap();
+        world.driver.expose();
+        let World { mem, device, .. } = &mut world;
+        match device.next(mem).unwrap() {
+            Next::One { buffer, id, writable: true } if id == one => assert_eq!(buffer.len(), 80),
+            other => panic!("{other:?}"),
+        }
         let mut chain = Chain::new();
-        assert!(packed.device.pop(&packed.mem, &mut chain).unwrap());
-        used.push(chain.used(0));
+        for (token, len) in [(two, 16), (table, 5)] {
+            assert!(matches!(device.next(mem).unwrap(), Next::Chain));
+            assert!(device.pop(mem, &mut chain).unwrap());
+            assert_eq!((chain.id, chain.readable_len()), (token, len));
+        }
+        assert!(matches!(device.next(mem).unwrap(), Next::Empty));
     }
-    assert_eq!(collect_all(&mut packed), 0);
-    packed.device.complete(&used);
-    assert_eq!(collect_all(&mut packed), 3);
-    packed.device.complete(&[]);
-    assert_eq!(collect_all(&mut packed), 0);
+}
+
+/// A split ring shows nothing before publish; a packed one may show whole frames earlier.
+#[test]
+fn what_is_completed_is_shown_with_publish() {
+    for packed in [false, true] {
+        for frame in [1, 2, 3] {
+            let mut world = World::plain(packed, 64);
+            send(&mut world, 36);
+            for _ in 0..36 / frame {
+                let mut used = Vec::new();
+                for _ in 0..frame {
+                    let mut chain = Chain::new();
+                    assert!(world.device.pop(&world.mem, &mut chain).unwrap());
+                    used.push(chain.used(0));
+                }
+                world.device.complete(&used);
+            }
+            world.device.complete(&[]);
+            let early = collect_all(&mut world);
+            assert!(if packed { early % frame == 0 } else { early == 0 });
+            world.device.publish();
+            assert_eq!(collect_all(&mut world), 36 - early);
+        }
+    }
 }
 
 #[test]
@@ -93,7 +121,6 @@ fn every_index_wraps() {
         for round in 0..70_000 / usize::from(size) {
             send(&mut world, size.into());
             serve(&mut world, size.into());
-            world.device.publish();
             assert_eq!(collect_all(&mut world), size.into(), "round {round}");
         }
         let mut chain = Chain::new();
@@ -121,13 +148,11 @@ fn the_base_of_a_split_ring_is_its_avail_index() {
     let mut world = World::new(&RingSpec { start: 65534, ..RingSpec::new(false, 8, RING) });
     send(&mut world, 5);
     serve(&mut world, 3);
-    world.device.publish();
     assert_eq!(world.device.base(), 1);
     // Whatever a front end remembers, the successor goes on where the driver saw this one stop.
     restart(&mut world, 0x1234);
     assert_eq!(world.device.base(), 1);
     serve(&mut world, 2);
-    world.device.publish();
     assert_eq!(collect_all(&mut world), 5);
 }
 
@@ -137,13 +162,11 @@ fn chains_in_the_hands_of_a_dead_device_are_done_again() {
         let mut world = World::plain(packed, 8);
         send(&mut world, 5);
         serve(&mut world, 2);
-        world.device.publish();
         let mut chain = Chain::new();
         assert!(world.device.pop(&world.mem, &mut chain).unwrap());
         let base = world.device.base();
         restart(&mut world, base);
         serve(&mut world, 3);
-        world.device.publish();
         assert_eq!(collect_all(&mut world), 5);
     }
 }
@@ -189,7 +212,6 @@ fn rewound_chains_come_again() {
         // Over the end of the ring.
         send(&mut world, 3);
         serve(&mut world, 3);
-        world.device.publish();
         collect_all(&mut world);
         send(&mut world, 4);
         let ids = |world: &mut World| {
@@ -214,7 +236,8 @@ fn rewound_chains_come_again() {
 
 #[test]
 fn the_fields_that_ask_for_kicks() {
-    let world = |packed, event_idx| World::new(&RingSpec { event_idx, ..RingSpec::new(packed, 8, RING) });
+    let world =
+        |packed, event_idx| World::new(&RingSpec { event_idx, ..RingSpec::new(packed, 8, RING) });
     let mut split = world(false, false);
     assert!(!split.device.enable_kicks());
     assert_eq!(split.driver.raw().used_flags(), 0);
@@ -271,18 +294,37 @@ fn the_first_decision_is_for_an_interrupt() {
     }
 }
 
+#[test]
+fn a_wish_by_index_is_fulfilled_once() {
+    for packed in [false, true] {
+        let mut world = World::new(&RingSpec { event_idx: true, ..RingSpec::new(packed, 8, RING) });
+        world.device.should_notify();
+        for skip in [0, 1, 3, 0] {
+            world.driver.enable_interrupts_after(skip);
+            world.device.enable_kicks();
+            for n in 0..5 {
+                send(&mut world, 1);
+                assert_eq!(world.driver.kick_needed(), n == 0, "packed: {packed}");
+                serve(&mut world, 1);
+                assert_eq!(world.device.should_notify(), n == skip, "packed: {packed}");
+            }
+            assert_eq!(collect_all(&mut world), 5);
+        }
+    }
+}
+
 /// Decisions may be far apart: with more than a turn of the counters between them the event was
 /// passed for sure.
 #[test]
 fn a_late_decision_is_for_an_interrupt() {
     for packed in [false, true] {
-        let mut world = World::new(&RingSpec { event_idx: true, ..RingSpec::new(packed, 256, RING) });
+        let mut world =
+            World::new(&RingSpec { event_idx: true, ..RingSpec::new(packed, 256, RING) });
         world.device.should_notify();
         world.driver.enable_interrupts();
         for _ in 0..65_536 / 256 {
             send(&mut world, 256);
             serve(&mut world, 256);
-            world.device.publish();
             assert_eq!(collect_all(&mut world), 256);
         }
         assert!(world.device.should_notify(), "packed: {packed}");
@@ -327,7 +369,6 @@ fn in_order_is_kept() {
             }
             world.driver.expose();
             serve(&mut world, 3);
-            world.device.publish();
             assert_eq!(collect_all(&mut world), 3);
         }
     }

@@ -14,12 +14,25 @@ use crate::{Context, Result};
 /// # Errors
 /// When the process is gone or the kernel has no such accounting.
 pub fn used(pid: u32) -> Result<Duration> {
+    schedstat(pid, 0)
+}
+
+/// Time all threads of a process have waited for a CPU while they could have run.
+///
+/// # Errors
+/// As [`used`].
+pub fn waited(pid: u32) -> Result<Duration> {
+    schedstat(pid, 1)
+}
+
+/// Sum of a field (nanoseconds) over the threads of a process.
+fn schedstat(pid: u32, field: usize) -> Result<Duration> {
     let mut nanos = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context(|| format!("process {pid}"))? {
         // A thread may end between the listing and the reading.
         let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
-        let first = text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-        nanos += first.context(|| format!("schedstat of {pid}: {text:?}"))?;
+        let value = text.split_whitespace().nth(field).and_then(|n| n.parse::<u64>().ok());
+        nanos += value.context(|| format!("schedstat of {pid}: {text:?}"))?;
     }
     Ok(Duration::from_nanos(nanos))
 }

@@ -85,6 +85,8 @@ pub struct Endpoint {
     rx: Ring,
     tx: Ring,
     next: u32,
+    /// Longest time in which nothing came back while frames were on their way.
+    pub longest_silence: Duration,
     // Held: closing it would end the session.
     _vm: Frontend,
 }
@@ -105,7 +107,7 @@ impl Endpoint {
             rx.add(gpa, ROOM, true)?;
         }
         rx.publish()?;
-        Ok(Self { memory, rx, tx, next: 0, _vm: vm })
+        Ok(Self { memory, rx, tx, next: 0, longest_silence: Duration::ZERO, _vm: vm })
     }
 
     /// Sends `count` frames of `size` bytes (64 to 9014, Ethernet header included), at most
@@ -138,6 +140,7 @@ impl Endpoint {
             self.rx.publish()?;
             back += got;
             if got > 0 {
+                self.longest_silence = self.longest_silence.max(heard.elapsed());
                 heard = Instant::now();
             } else if heard.elapsed() > PATIENCE {
                 let missing = came.iter().filter(|&&c| !c).count();

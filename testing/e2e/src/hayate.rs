@@ -328,9 +328,10 @@ impl Hayate {
         for p in self.ports()?.iter().filter(|p| p.network.as_str() == network) {
             let _ = writeln!(
                 text,
-                "  {} {}: from {:?}\n    to {:?}\n    copies {} drops {:?}",
+                "  {} {} {}: from {:?}\n    to {:?}\n    copies {} drops {:?}",
                 p.name,
                 p.state.as_str(),
+                p.failure.as_deref().or(p.last_fault.as_deref()).unwrap_or_default(),
                 p.from_port,
                 p.to_port,
                 p.flood_copies,

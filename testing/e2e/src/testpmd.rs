@@ -132,6 +132,11 @@ impl Testpmd {
         self.until("testpmd>", before)
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     fn until(&mut self, mark: &str, from: usize) -> Result<String> {
         let process = &mut self.process;
         wait_for("an answer of dpdk-testpmd", Duration::from_secs(30), || {

@@ -4,20 +4,22 @@
 //! sends them back; every byte is compared, and every frame is accounted for by the counters.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use api::PortState;
 use e2e::endpoint::Endpoint;
 use e2e::hayate::Hayate;
 use e2e::suite::{Case, case, main as run};
 use e2e::testpmd::{Testpmd, VirtioUser};
-use e2e::{Result, ensure};
+use e2e::{Result, bail, cpu, ensure};
 
 /// Frame sizes in bytes with the Ethernet header: the smallest, around the usual limits, jumbo.
 const SIZES: [usize; 13] = [64, 65, 127, 128, 129, 256, 512, 1024, 1514, 1518, 2048, 4096, 9000];
 /// Frames of each size. With 64 flows each queue gets some.
 const COUNT: u32 = 256;
-/// On their way at a time: no queue overflows, so none may be lost.
-const WINDOW: u32 = 48;
+/// Bytes on their way at a time. No queue of testpmd overflows: 256 buffers of 2 KiB hold them
+/// twice, so no frame may be lost.
+const WINDOW: usize = 256 << 10;
 
 #[derive(Clone, Copy)]
 struct Combination {
@@ -69,7 +71,7 @@ impl Combination {
         ours: &std::path::Path,
         socket: std::path::PathBuf,
     ) -> Result<String> {
-        let testpmd = Testpmd::reflector(&VirtioUser {
+        let mut testpmd = Testpmd::reflector(&VirtioUser {
             socket,
             mac: "02:00:00:00:00:aa".into(),
             queues: self.queues,
@@ -86,8 +88,16 @@ impl Combination {
         ensure!(has("in_order") == self.in_order, "negotiated {:?}", port.features);
         // Both addresses are learned: from here on nothing is flooded.
         endpoint.round(1, 64, 1)?;
+        let before = [cpu::waited(testpmd.pid())?, cpu::waited(hayate.pid()?)?];
         for size in SIZES {
-            endpoint.round(COUNT, size, WINDOW)?;
+            let window = u32::try_from((WINDOW / size.next_multiple_of(2048)).min(48))?;
+            if let Err(e) = endpoint.round(COUNT, size, window) {
+                let said = testpmd.command("show port xstats all")?;
+                let said: Vec<&str> =
+                    said.lines().filter(|l| l.contains(": ") && !l.ends_with(": 0")).collect();
+                let counters = hayate.counters(network)?;
+                bail!("{e}\n{counters}testpmd: {}", said.join(", "));
+            }
         }
         let b = hayate.conserved(network)?;
         let port = hayate.port("testpmd")?;
@@ -96,9 +106,21 @@ impl Combination {
             ensure!(used("rx") > 1, "64 flows went to one receive queue: {:?}", port.queues);
         }
         ensure!(b.dropped == 0, "frames were dropped:\n{}", hayate.counters(network)?);
+        // A stall may be the machine's fault: then one of the two waited for a CPU meanwhile.
+        let mut stalled = String::new();
+        let silence = endpoint.longest_silence;
+        if silence > Duration::from_secs(1) {
+            let waited = [cpu::waited(testpmd.pid())?, cpu::waited(hayate.pid()?)?];
+            stalled = format!(
+                "; nothing came for {:.1} s (CPU waited for: testpmd {:.1} s, hayate {:.1} s)",
+                silence.as_secs_f64(),
+                (waited[0] - before[0]).as_secs_f64(),
+                (waited[1] - before[1]).as_secs_f64()
+            );
+        }
         drop(testpmd);
         Ok(format!(
-            "{} sizes x {COUNT} frames intact; in {} + copies {} = out {} + drops {}; queues used rx {} tx {}",
+            "{} sizes x {COUNT} frames intact; in {} + copies {} = out {} + drops {}; queues used rx {} tx {}{stalled}",
             SIZES.len(),
             b.entered,
             b.copies,

@@ -6,3 +6,4 @@
 
 mod bytes;
 pub mod rings;
+pub mod session;

@@ -1,5 +1,7 @@
 //! Every input under `fuzz/corpus/` once through its target.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
 use std::fs;
 use std::path::Path;
 

@@ -327,6 +327,9 @@ pub(crate) struct StatsArgs {
     /// Show rates, again and again
     #[arg(long)]
     pub(crate) watch: bool,
+    /// Print all counters in the text form of Prometheus
+    #[arg(long, conflicts_with_all = ["watch", "json"])]
+    pub(crate) prometheus: bool,
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", requires = "watch")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]

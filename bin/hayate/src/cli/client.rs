@@ -36,6 +36,12 @@ impl Client {
         self.parse(&self.request(Method::GET, path, Bytes::new())?)
     }
 
+    /// Asks for a text.
+    pub(super) fn get_text(&self, path: &str) -> Result<String, Failure> {
+        let answer = self.request(Method::GET, path, Bytes::new())?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
     /// Makes something.
     pub(super) fn put<T: DeserializeOwned>(
         &self,

@@ -17,6 +17,12 @@ pub(super) fn text(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Says something beside the output, on standard error.
+pub(super) fn note(text: &str) {
+    // Whoever closed standard error does not want to know.
+    let _ = writeln!(io::stderr(), "note: {text}");
+}
+
 /// Prints a value as JSON for people and programs.
 pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
     let json = serde_json::to_string_pretty(value);

@@ -4,6 +4,7 @@ use super::args::{Output, PortAdd};
 use super::client::Client;
 use super::fail::Failure;
 use super::out;
+use crate::plane::drop_help;
 use crate::render::{Table, facts, port_table, units};
 use api::{Name, Port, PortConfig, PortKind};
 
@@ -49,9 +50,10 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
     text.push('\n');
     text.push_str(&traffic(&port));
     if !port.drops.is_empty() {
-        let mut table = Table::new(["DROPPED BECAUSE", ">FRAMES"]);
+        let mut table = Table::new(["DROPPED BECAUSE", ">FRAMES", "MEANING"]);
         for (reason, count) in &port.drops {
-            table.row([reason.clone(), count.to_string()]);
+            let meaning = drop_help(reason).unwrap_or_default();
+            table.row([reason.clone(), count.to_string(), meaning.to_owned()]);
         }
         text.push('\n');
         text.push_str(&table.to_string());

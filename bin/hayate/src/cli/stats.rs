@@ -10,6 +10,9 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 pub(super) fn stats(client: &Client, args: &StatsArgs) -> Result<(), Failure> {
+    if args.prometheus {
+        return out::text(&client.get_text("/v1/metrics")?);
+    }
     let first: Stats = client.get("/v1/stats")?;
     match (args.watch, args.output.json) {
         (false, true) => out::json(&first),

@@ -6,6 +6,7 @@ use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, libvirt, qemu, units};
 use api::{Name, Port, Vm, VmConfig};
+use std::path::Path;
 
 pub(super) fn add(client: &Client, args: &VmAdd) -> Result<(), Failure> {
     let config =
@@ -56,6 +57,13 @@ fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> 
 pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
     let (vm, ports) = with_ports(client, &args.name)?;
     let version = args.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST);
+    if version < qemu::RELIABLE && !Path::new("/dev/kvm").exists() {
+        // Beside the arguments, so that a script can go on.
+        out::note(&format!(
+            "QEMU {version} was seen to crash with vhost-user cards without KVM; QEMU {} does not",
+            qemu::RELIABLE
+        ));
+    }
     let options = qemu::arguments(&vm, &ports, version, args.packed);
     if args.json {
         let words: Vec<&String> = options.iter().flatten().collect();

@@ -14,6 +14,9 @@ pub(crate) struct Version(u32, u32);
 /// The newest QEMU whose arguments are known.
 pub(crate) const NEWEST: Version = Version(11, 1);
 
+/// From here on no crash was seen with vhost-user cards under emulation (TCG).
+pub(crate) const RELIABLE: Version = Version(10, 0);
+
 /// From here on a reconnection is timed in milliseconds, `reconnect-ms`; before, in seconds,
 /// `reconnect`.
 const RECONNECT_MS: Version = Version(9, 2);

@@ -11,28 +11,33 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-pub const HAYATE: &str = env!("CARGO_BIN_EXE_hayate");
+pub(crate) const HAYATE: &str = env!("CARGO_BIN_EXE_hayate");
 
 /// Far longer than anything takes; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running daemon. Dropping it kills it.
-pub struct Daemon {
-    pub run_dir: PathBuf,
+pub(crate) struct Daemon {
+    pub(crate) run_dir: PathBuf,
     child: Child,
     _directory: Option<TempDir>,
 }
 
+/// A network namespace, for as long as this lives.
+pub(crate) struct Namespace {
+    child: Child,
+}
+
 /// What a command said.
 #[derive(Debug)]
-pub struct Said {
-    pub status: i32,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Said {
+    pub(crate) status: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 /// Runs the command with these arguments, without a daemon of its own.
-pub fn hayate<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Said {
+pub(crate) fn hayate<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Said {
     let mut command = clean(Command::new(HAYATE));
     said(command.args(args).output().unwrap())
 }
@@ -54,22 +59,22 @@ fn said(output: Output) -> Said {
 }
 
 /// `unshare` with these namespaces; the user's own as root where that is needed.
-pub fn unshare(namespaces: &[&str]) -> Command {
+pub(crate) fn unshare(namespaces: &[&str]) -> Command {
     let mut command = clean(Command::new("unshare"));
-    if !rustix_is_root() {
+    if !is_root() {
         command.arg("--map-root-user");
     }
     command.args(namespaces);
     command
 }
 
-fn rustix_is_root() -> bool {
+fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 impl Daemon {
     /// Starts one in a fresh directory, with more arguments.
-    pub fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut daemon = Self::start_in(directory.path(), args);
         daemon._directory = Some(directory);
@@ -77,14 +82,14 @@ impl Daemon {
     }
 
     /// Starts one in a given directory and waits until it answers.
-    pub fn start_in(run_dir: &Path, args: &[&str]) -> Self {
+    pub(crate) fn start_in(run_dir: &Path, args: &[&str]) -> Self {
         let mut daemon = Self::spawn(run_dir, args, &[]);
         daemon.wait_until_ready();
         daemon
     }
 
     /// Starts one and does not wait.
-    pub fn spawn(run_dir: &Path, args: &[&str], environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn spawn(run_dir: &Path, args: &[&str], environment: &[(&str, &str)]) -> Self {
         // The namespace is left to the kernel when the daemon ends.
         let mut command = unshare(&["--net", "--"]);
         command.arg(HAYATE).arg("daemon").arg("--run-dir").arg(run_dir).args(args);
@@ -101,11 +106,11 @@ impl Daemon {
     }
 
     /// What it logged.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(Self::log_of(&self.run_dir)).unwrap()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
@@ -119,7 +124,7 @@ impl Daemon {
     }
 
     /// Runs a command against it: words with blanks between.
-    pub fn cli(&self, words: &str) -> Said {
+    pub(crate) fn cli(&self, words: &str) -> Said {
         let mut command = clean(Command::new(HAYATE));
         command.arg("--run-dir").arg(&self.run_dir).args(words.split_whitespace());
         said(command.output().unwrap())
@@ -127,7 +132,7 @@ impl Daemon {
 
     /// The same; it must succeed.
     #[track_caller]
-    pub fn ok(&self, words: &str) -> String {
+    pub(crate) fn ok(&self, words: &str) -> String {
         let said = self.cli(words);
         assert_eq!(said.status, 0, "{words}: {}\nlog: {}", said.err, self.log());
         said.out
@@ -135,38 +140,45 @@ impl Daemon {
 
     /// The same; it must print JSON.
     #[track_caller]
-    pub fn json(&self, words: &str) -> Value {
+    pub(crate) fn json(&self, words: &str) -> Value {
         serde_json::from_str(&self.ok(words)).unwrap()
     }
 
     /// The same; it must fail with this status, and say this.
     #[track_caller]
-    pub fn fails(&self, words: &str, status: i32, parts: &[&str]) {
+    pub(crate) fn fails(&self, words: &str, status: i32, parts: &[&str]) {
         self.cli(words).fails(status, parts);
     }
 
     /// Runs a program in the daemon's network namespace.
     #[track_caller]
-    pub fn inside(&self, words: &str) -> String {
-        let mut command = Command::new("nsenter");
-        if !rustix_is_root() {
-            command.args(["--user", "--preserve-credentials"]);
-        }
-        command.arg("--net").arg("--target").arg(self.pid().to_string());
-        let said = said(command.arg("--").args(words.split_whitespace()).output().unwrap());
-        assert_eq!(said.status, 0, "{words}: {}", said.err);
-        said.out
+    pub(crate) fn inside(&self, words: &str) -> String {
+        run_in(self.pid(), words)
+    }
+
+    /// Makes another network namespace beside the daemon's.
+    pub(crate) fn namespace(&self) -> Namespace {
+        let words = ["unshare", "--net", "--", "sleep", "600"];
+        let child = enter(self.pid()).args(words).spawn().unwrap();
+        let namespace = Namespace { child };
+        let here = |path: &str| std::fs::read_link(path).ok();
+        let of_daemon = format!("/proc/{}/ns/net", self.pid());
+        until("the namespace is there", || {
+            let found = here(&namespace.path());
+            found.is_some() && found != here("/proc/self/ns/net") && found != here(&of_daemon)
+        });
+        namespace
     }
 
     /// Sends a signal by its name.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.pid().to_string();
         assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
     /// Waits for its end.
     #[track_caller]
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         until("the daemon ends", || {
             status = self.child.try_wait().unwrap();
@@ -177,16 +189,52 @@ impl Daemon {
 
     /// Ends it in order.
     #[track_caller]
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.signal("TERM");
         let status = self.wait();
         assert!(status.success(), "{status}: {}", self.log());
     }
 
     /// One request to its interface: status and body.
-    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    pub(crate) fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         http(&self.run_dir.join("api.sock"), method, path, body)
     }
+}
+
+impl Namespace {
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/ns/net", self.child.id())
+    }
+
+    /// Runs a program in it.
+    #[track_caller]
+    pub(crate) fn inside(&self, words: &str) -> String {
+        run_in(self.child.id(), words)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `nsenter` into the network namespace of a process.
+fn enter(pid: u32) -> Command {
+    let mut command = clean(Command::new("nsenter"));
+    if !is_root() {
+        command.args(["--user", "--preserve-credentials"]);
+    }
+    command.arg("--net").arg("--target").arg(pid.to_string()).arg("--");
+    command
+}
+
+#[track_caller]
+fn run_in(pid: u32, words: &str) -> String {
+    let said = said(enter(pid).args(words.split_whitespace()).output().unwrap());
+    assert_eq!(said.status, 0, "{words}: {}", said.err);
+    said.out
 }
 
 impl Drop for Daemon {
@@ -199,7 +247,7 @@ impl Drop for Daemon {
 
 impl Said {
     #[track_caller]
-    pub fn fails(&self, status: i32, parts: &[&str]) {
+    pub(crate) fn fails(&self, status: i32, parts: &[&str]) {
         assert_eq!(self.status, status, "{self:?}");
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in: {}", self.err);
@@ -208,7 +256,7 @@ impl Said {
 }
 
 /// One request over a Unix socket: status and body.
-pub fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
+pub(crate) fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(socket).unwrap();
     let length = body.len();
     let head = format!(
@@ -240,7 +288,7 @@ fn unchunked(mut body: &str) -> String {
 
 /// Waits until something is so.
 #[track_caller]
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
         assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
@@ -249,13 +297,13 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// The repository.
-pub fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
 /// Compares a committed file with what the program makes; `UPDATE_DOCS=1` writes it anew.
 #[track_caller]
-pub fn committed(file: &str, made: &str) {
+pub(crate) fn committed(file: &str, made: &str) {
     let path = repository().join(file);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, made).unwrap();

@@ -1,12 +1,12 @@
 //! One frame from where it came in to where it goes: check, look up, edit, send.
 
 use packet::eth::ETH_HLEN;
-use packet::{Offloads, VirtioNetHdr, VlanEdit};
+use packet::{Head, Offloads, VirtioNetHdr, VlanEdit};
 use switch::{Cache, DropReason, Flood, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
-use crate::frame::{Body, FRAME_MAX, Frame, Head};
+use crate::frame::{Body, FRAME_MAX, Frame};
 use crate::port::Port;
 
 /// Most frames taken from one queue before the next queue gets its turn.
@@ -37,19 +37,18 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// Forwards one frame of `len` bytes: `head` holds its virtio-net header (`vnet` bytes) and
-    /// its beginning, `body` the rest. What is not sent is counted at the sender or the receiver.
-    #[inline]
+    /// Forwards one frame of `len` bytes that came with `header`: `head` holds its beginning,
+    /// `body` the rest. What is not sent is counted at the sender or the receiver.
+    #[inline(always)]
     pub(crate) fn forward(
         &mut self,
         sender: &Sender<'_>,
-        vnet: usize,
+        header: VirtioNetHdr,
         head: &mut Head,
         body: Body<'_, '_>,
         len: usize,
         egress: &mut Egress<'_>,
     ) {
-        let header = VirtioNetHdr::parse(head.vnet(vnet)).unwrap_or_default();
         let reason = match header.validate(len, head.bytes(), sender.offloads) {
             _ if len < ETH_HLEN => DropReason::Runt,
             _ if len > FRAME_MAX => DropReason::FrameTooBig,

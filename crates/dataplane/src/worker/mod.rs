@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use packet::Offloads;
+use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::{Cache, PortId, Switch};
 use sys::EventFd;
@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 
 use crate::counters::Counter;
 use crate::egress::{Egress, Workshop};
-use crate::frame::{Body, FRAME_MAX, Head, VNET_LEN};
+use crate::frame::{Body, FRAME_MAX, fill_local};
 use crate::mailbox::Mailbox;
 use crate::pace::{Idle, Pace};
 use crate::port::tap::tx::TapTx;
@@ -156,9 +156,12 @@ impl Worker {
     /// Works until told to end.
     pub(crate) fn run(mut self) {
         let mut passes = 0u32;
-        while !self.exit {
+        loop {
             if self.shared.mailbox.pending() {
                 self.obey();
+                if self.exit {
+                    return;
+                }
             }
             if passes.is_multiple_of(HOUSEKEEPING) {
                 self.tick(Instant::now());
@@ -221,7 +224,8 @@ impl Worker {
             waiting |= queue.arm();
             silent |= queue.kick.is_none();
         }
-        if waiting {
+        // The wake-up for a command may have been seen already, when the TAP queues were looked at.
+        if waiting || self.shared.mailbox.pending() {
             return;
         }
         self.shared.sleeps.add(1);
@@ -348,13 +352,14 @@ impl Worker {
         let Scratch { head, flood, workshop } = &mut self.scratch;
         let cache = &mut self.cache;
         let mut lookup = Lookup { switch: &snapshot, cache, now_ms: self.now_ms, flood };
-        let skip = head.fill_local_with_vnet(&[0; VNET_LEN], bytes);
+        let skip = fill_local(head, bytes, 0);
         let body = Body::Local(bytes.get(skip..).unwrap_or_default());
         counters.frames.add(1);
         counters.bytes.add(bytes.len() as u64);
         let mut egress = Egress::new(&self.ports, workshop);
         let sender = Sender { port, counters, offloads: Offloads::NONE };
-        lookup.forward(&sender, VNET_LEN, head, body, bytes.len(), &mut egress);
+        let header = VirtioNetHdr::default();
+        lookup.forward(&sender, header, head, body, bytes.len(), &mut egress);
     }
 }
 

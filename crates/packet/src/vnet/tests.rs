@@ -188,3 +188,25 @@ fn the_checksum_of_an_inner_packet_is_allowed() {
     let hdr = VirtioNetHdr { csum_start: 35, csum_offset: 3, ..hdr };
     assert_eq!(check(hdr, &frame), Err(BadOffload::ChecksumInHeader));
 }
+
+/// A TCP/IPv6 frame with one extension header of eight bytes, and its offload header.
+fn tso6(extension: u8, segments_left: u8, length: u16) -> (VirtioNetHdr, Vec<u8>) {
+    let mut frame = vec![0; 14 + 40 + 8 + 20 + 100];
+    frame[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);
+    frame[18..20].copy_from_slice(&length.to_be_bytes());
+    frame[20] = extension;
+    frame[54..58].copy_from_slice(&[IPPROTO_TCP, 0, 0, segments_left]);
+    frame[74] = 0x50;
+    (VirtioNetHdr { gso_type: VIRTIO_NET_HDR_GSO_TCPV6, csum_start: 62, ..tso4() }, frame)
+}
+
+#[test]
+fn ipv6_extension_headers_and_segmentation() {
+    let check = |(hdr, frame): (VirtioNetHdr, Vec<u8>)| check(hdr, &frame);
+    assert_eq!(check(tso6(43, 0, 128)).unwrap().gso.unwrap().header_len, 82);
+    assert!(check(tso6(43, 0, 0)).is_ok(), "a length left to the device");
+    assert_eq!(check(tso6(43, 0, 127)), Err(BadOffload::GsoLength));
+    // Not to be summed with the address in the header, or not whole.
+    assert_eq!(check(tso6(43, 1, 128)), Err(BadOffload::GsoProtocol));
+    assert_eq!(check(tso6(44, 0, 128)), Err(BadOffload::GsoProtocol));
+}

@@ -325,6 +325,19 @@ fn an_old_snapshot_does_not_learn_for_a_port_that_changed() {
     assert_eq!(f.stats().learned, 1, "a port that did not change");
 }
 
+/// Adds and removes ports until this number comes again, which it must not before all others did.
+fn reuse(switch: &Switch, settings: &PortConfig, number: PortId) -> PortId {
+    for count in 2.. {
+        let port = switch.add_port(settings.clone()).unwrap();
+        if port == number {
+            assert!(count > Switch::PORTS_MAX - 3, "after {count}");
+            break;
+        }
+        switch.remove_port(port).unwrap();
+    }
+    number
+}
+
 #[test]
 fn numbers_come_back_late_and_never_in_the_wrong_network() {
     let f = transparent(2);
@@ -335,18 +348,29 @@ fn numbers_come_back_late_and_never_in_the_wrong_network() {
     f.switch.remove_port(f.ports[0]).unwrap();
     let other = f.switch.add_network(NetworkConfig::default()).unwrap();
     let settings = PortConfig { network: other, vlan: VlanMode::None, mac_limit: None };
-    let mut last = PortId(0);
-    for _ in 0..Switch::PORTS_MAX {
-        last = f.switch.add_port(settings.clone()).unwrap_or(last);
-        if last == f.ports[0] {
-            break;
-        }
-        f.switch.remove_port(last).unwrap();
-    }
-    assert_eq!(last, f.ports[0], "all numbers were used once before");
+    let last = reuse(&f.switch, &settings, f.ports[0]);
     f.switch.set_link(last, true).unwrap();
     let verdict = cache.lookup(&f.switch.snapshot(), f.ports[1], &bytes, 1);
     assert_eq!(verdict, Verdict::Drop(DropReason::NoDestination));
+}
+
+#[test]
+fn an_old_snapshot_does_not_send_into_another_network() {
+    let f = transparent(2);
+    let other = f.switch.add_network(NetworkConfig::default()).unwrap();
+    let settings = |network| PortConfig { network, vlan: VlanMode::None, mac_limit: None };
+    let number = f.switch.add_port(settings(other)).unwrap();
+    f.switch.set_link(number, true).unwrap();
+    let old = f.switch.snapshot();
+    f.switch.remove_port(number).unwrap();
+    reuse(&f.switch, &settings(f.network), number);
+    f.switch.set_link(number, true).unwrap();
+    f.switch.snapshot().lookup(number, &frame(station(9), station(3)), 1);
+    let bytes = frame(station(3), station(1));
+    let now = f.switch.snapshot().lookup(f.ports[0], &bytes, 1);
+    assert_eq!(now, Verdict::Forward { port: number, edit: VlanEdit::Keep });
+    // To the old snapshot the number is still the other network's.
+    assert!(flooded(old.lookup(f.ports[0], &bytes, 1)));
 }
 
 #[test]

@@ -19,7 +19,7 @@
 //! changes nothing.  Where it has none, the session ends: a front end must not go on believing it was obeyed.
 //!
 //! **Not offered, and where they would go:** dirty logging (LOG_SHMFD: SET_LOG_BASE maps the log as a region of its own
-//! next to [`Memory`], `VHOST_VRING_F_LOG` becomes a field of the ring, and SET_FEATURES and SET_VRING_ADDR become legal on
+//! next to the memory table, `VHOST_VRING_F_LOG` becomes a field of the ring, and SET_FEATURES and SET_VRING_ADDR become legal on
 //! running rings for those bits alone) and in-flight tracking (INFLIGHT_SHMFD: the shared area belongs to the session and
 //! goes to the device with each [`QueueSetup`]).
 
@@ -59,7 +59,7 @@ pub enum Action {
     Send(Vec<u8>),
     /// Map this memory table; answer with [`Session::mapped`].
     Map(Vec<(RegionSpec, RegionFile)>),
-    /// Start a queue.  If that fails, say so with [`Session::not_started`] and end the session.
+    /// Start a queue.  If that fails, say so with [`Session::not_started`], which ends the session.
     Start(QueueSetup),
     /// Stop a queue; answer with [`Session::stopped`].
     Stop {
@@ -252,10 +252,18 @@ impl Session {
         }
     }
 
-    /// The device could not start this queue after [`Action::Start`].
+    /// The device could not start this queue after [`Action::Start`]: ends the session.  Nothing follows, and queues that
+    /// were about to be started are not.
     pub fn not_started(&mut self, queue: u16) {
-        if let Some(ring) = self.rings.get_mut(usize::from(queue)) {
-            ring.running = false;
+        self.closed = true;
+        let waiting = self.out.drain(..).filter_map(|action| match action {
+            Action::Start(setup) => Some(setup.index),
+            _ => None,
+        });
+        for queue in std::iter::once(queue).chain(waiting) {
+            if let Some(ring) = self.rings.get_mut(usize::from(queue)) {
+                ring.running = false;
+            }
         }
     }
 
@@ -423,7 +431,6 @@ impl Session {
     fn close(&mut self, fault: SessionFault) {
         if !self.closed {
             self.closed = true;
-            self.inbox = Inbox::default();
             self.out.push_back(Action::Close(fault));
         }
     }

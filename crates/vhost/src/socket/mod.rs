@@ -190,13 +190,25 @@ impl Door {
     /// The next connection.
     async fn next(&mut self) -> UnixStream {
         self.admit().await;
-        if let Some(stream) = self.kept.take() {
-            return stream;
+        loop {
+            if let Some(stream) = self.kept.take() {
+                return stream;
+            }
+            let accepted = match &self.way {
+                Way::Server { listener, .. } => listener.accept().await,
+                Way::Client => return self.connect().await,
+            };
+            match accepted {
+                Ok((stream, _)) => return stream,
+                Err(err) => self.cannot_accept(&err).await,
+            }
         }
-        match &self.way {
-            Way::Server { listener, .. } => accept(listener).await,
-            Way::Client => self.connect().await,
-        }
+    }
+
+    /// Out of descriptors, say.  The listener stays readable, so wait a little.
+    async fn cannot_accept(&mut self, err: &io::Error) {
+        self.log(|path| warn!(socket = %path.display(), "a front end cannot be let in: {err}"));
+        sleep(RETRY.0).await;
     }
 
     /// Waits while sessions come too fast.
@@ -235,7 +247,10 @@ impl Door {
         if let Err(wait) = self.sessions.peek(Instant::now()) {
             return sleep(wait).await;
         }
-        let visitor = accept(listener).await;
+        let visitor = match listener.accept().await {
+            Ok((visitor, _)) => visitor,
+            Err(err) => return self.cannot_accept(&err).await,
+        };
         if hung_up(current) {
             self.kept = Some(visitor);
             return;
@@ -260,20 +275,6 @@ impl Door {
     }
 }
 
-/// Accepts a connection, whatever it takes.
-async fn accept(listener: &UnixListener) -> UnixStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            // Out of descriptors, or the peer is gone already: the listener stays readable, so wait a little.
-            Err(err) => {
-                debug!("accept: {err}");
-                sleep(RETRY.0).await;
-            }
-        }
-    }
-}
-
 /// Whether the other side has closed, even if there is still something to be read.
 fn hung_up(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
@@ -281,3 +282,6 @@ fn hung_up(stream: &UnixStream) -> bool {
     let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     poll(&mut fds, Some(&now)).is_ok() && fds.iter().any(|fd| fd.revents().intersects(gone))
 }
+
+#[cfg(test)]
+mod tests;

@@ -85,6 +85,9 @@ impl Device for Echo {
         }
         let queue = Queue::new(&setup.mem, &setup.config).map_err(|err| fault(err.to_string()))?;
         self.log.add(format!("start {index}"));
+        if setup.enabled {
+            self.log.add(format!("enabled {index} true"));
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let call = Arc::new(Mutex::new(setup.call.clone()));
         let (flag, target) = (Arc::clone(&stop), Arc::clone(&call));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use api::PortState;
 use e2e::guest::{Config, Guest, Nic};
 use e2e::hayate::Hayate;
-use e2e::process::{pause, wait_for};
+use e2e::process::pause;
 use e2e::suite::{Case, Suite, case};
 use e2e::traffic::{Host, must_ping, random_file, transfer, wait_listening};
 use e2e::{Context, Result, assets, bail, ensure};
@@ -56,6 +56,10 @@ fn boot() -> Result<Three> {
     Ok(three)
 }
 
+/// How long a living connection may be silent. TCP's timer doubles with each loss, so it may take a
+/// while to notice that the way is open again.
+const SILENCE: Duration = Duration::from_secs(40);
+
 /// A TCP connection from a guest to another that lives for some seconds.
 struct Stream {
     port: u16,
@@ -97,13 +101,25 @@ impl Stream {
         size.trim().parse().ok().context(|| format!("size {size:?}"))
     }
 
-    /// Waits until more than `bytes` arrived.
+    /// Waits until more than `bytes` arrived. However slow: only silence is a failure.
     fn wait_past(&self, to: &mut Guest, bytes: u64) -> Result<u64> {
-        wait_for("bytes of a TCP connection", Duration::from_secs(60), || {
+        let (mut last, mut heard) = (0, Instant::now());
+        loop {
             let n = self.arrived(to)?;
+            if n > bytes {
+                return Ok(n);
+            }
+            if n > last {
+                (last, heard) = (n, Instant::now());
+            }
+            let silent = heard.elapsed();
+            ensure!(
+                silent < SILENCE,
+                "nothing arrived for {} s, {n} bytes before",
+                silent.as_secs()
+            );
             pause(Duration::from_millis(50))?;
-            Ok((n > bytes).then_some(n))
-        })
+        }
     }
 
     /// Waits for its end and compares the hashes of what was sent and what arrived.
@@ -180,49 +196,98 @@ fn qemu_killed(t: &mut Three) -> Result<String> {
     Ok("the others lost nothing; the port took the next QEMU".into())
 }
 
+/// Whether connections over packed rings survive the daemon's death. QEMU cannot tell the next
+/// daemon where a packed ring stands (there is no index in shared memory to restore it from), so
+/// it is the daemon that would have to remember.
+const PACKED_SURVIVES: bool = false;
+
 /// The daemon is killed and started again under a TCP connection: it goes on and its bytes agree.
 fn daemon_killed(t: &mut Three, i: usize) -> Result<String> {
     let port = 7300 + u16::try_from(i)?;
-    let s = Stream::open(&mut t.a, &mut t.b, &ip(i, 2), port, 60)?;
-    s.wait_past(&mut t.b, 4 << 20)?;
+    let s = Stream::open(&mut t.a, &mut t.b, &ip(i, 2), port, 40)?;
+    s.wait_past(&mut t.b, 4 << 20).context(|| "before the daemon was killed".into())?;
     t.hayate.kill9();
     pause(Duration::from_millis(300))?;
     let before = s.arrived(&mut t.b)?;
     let start = Instant::now();
     t.hayate.launch()?;
-    s.wait_past(&mut t.b, before)?;
-    let resumed = start.elapsed().as_secs_f64();
-    s.close(&mut t.a, &mut t.b)?;
     for g in ["a", "b", "c"] {
         t.hayate.wait_state(&format!("{g}{i}"), PortState::Running)?;
     }
+    if i == 1 && !PACKED_SURVIVES {
+        return lost_until_rebound(t, &s, before);
+    }
+    if let Err(e) = s.wait_past(&mut t.b, before) {
+        let port = s.port;
+        let sender =
+            t.a.sh(&format!("ss -tino 'dport = :{port}'; ip -s link show eth{i}; ip neigh"))?;
+        let receiver =
+            t.b.sh(&format!("ss -tino 'sport = :{port}'; ip -s link show eth{i}; ip neigh"))?;
+        let queues: Vec<_> = t.hayate.ports()?.into_iter().map(|p| (p.name, p.queues)).collect();
+        bail!(
+            "no byte after the daemon came back ({before} before): {e}\n{}{queues:?}\nsender: {sender}\nreceiver: {receiver}",
+            t.hayate.counters(&format!("n{i}"))?
+        );
+    }
+    let resumed = start.elapsed().as_secs_f64();
+    s.close(&mut t.a, &mut t.b)?;
     must_ping(&mut t.c, &ip(i, 1), 3, "")?;
     t.hayate.conserved(&format!("n{i}"))?;
     Ok(format!("bytes flowed again {resumed:.1} s after the start, hashes agree"))
 }
 
-/// A daemon that is not there when QEMU starts is found when it comes.
+/// What happens on packed rings instead: silence, until the guest's driver starts anew.
+fn lost_until_rebound(t: &mut Three, s: &Stream, before: u64) -> Result<String> {
+    pause(Duration::from_secs(8))?;
+    let now = s.arrived(&mut t.b)?;
+    ensure!(now == before, "a connection over packed rings went on: set PACKED_SURVIVES");
+    let states: Vec<String> = t
+        .hayate
+        .ports()?
+        .iter()
+        .filter(|p| p.network.as_str() == "n1")
+        .map(|p| format!("{} {}", p.name, p.state.as_str()))
+        .collect();
+    for (g, n) in [(&mut t.a, 1), (&mut t.b, 2), (&mut t.c, 3)] {
+        g.sh("killall socat; true")?;
+        g.sh(
+            "d=$(readlink -f /sys/class/net/eth1/device); d=${d##*/}; cd /sys/bus/virtio/drivers/virtio_net; \
+             echo $d >unbind; echo $d >bind",
+        )?;
+        up(g, 1, n)?;
+    }
+    must_ping(&mut t.a, &ip(1, 2), 3, "")?;
+    transfer(&mut t.b, &mut t.c, &ip(1, 3), 4)?;
+    Ok(format!(
+        "does NOT survive (ports: {}); works after the driver was bound anew",
+        states.join(", ")
+    ))
+}
+
+/// A daemon that ends in order and is started again: QEMU finds it, split rings go on.
 fn daemon_stopped_and_started(t: &mut Three) -> Result<String> {
+    let s = Stream::open(&mut t.a, &mut t.b, &ip(0, 2), 7400, 40)?;
     t.hayate.terminate()?;
     pause(Duration::from_millis(500))?;
     t.hayate.launch()?;
-    for i in 0..PROPS.len() {
-        for g in ["a", "b", "c"] {
+    for g in ["a", "b", "c"] {
+        for i in 0..PROPS.len() {
             t.hayate.wait_state(&format!("{g}{i}"), PortState::Running)?;
         }
-        must_ping(&mut t.a, &ip(i, 2), 3, "")?;
-        must_ping(&mut t.b, &ip(i, 3), 3, "")?;
     }
-    Ok("all six ports run again".into())
+    s.close(&mut t.a, &mut t.b)?;
+    must_ping(&mut t.c, &ip(0, 1), 3, "")?;
+    Ok("all six ports run again, the connection went on".into())
 }
 
 pub(crate) fn group(suite: &mut Suite) {
     let cases: Vec<Case<Three>> = vec![
         case("guest_reboots", guest_reboots),
         case("qemu_killed", qemu_killed),
-        case("daemon_stopped_and_started", daemon_stopped_and_started),
-        case("daemon_killed_under_tcp::split", |t: &mut Three| daemon_killed(t, 0)),
         case("daemon_killed_under_tcp::packed", |t: &mut Three| daemon_killed(t, 1)),
+        // From here on packed rings are silent.
+        case("daemon_killed_under_tcp::split", |t: &mut Three| daemon_killed(t, 0)),
+        case("daemon_stopped_and_started", daemon_stopped_and_started),
     ];
     suite.group("life", boot, cases, |t| {
         let Three { a, b, c, hayate } = t;

@@ -58,7 +58,7 @@ impl<'m> Reference<'m> {
 
     /// The wrap counter of a position.
     fn wrap(&self, position: u64) -> bool {
-        position / self.size() % 2 == 0
+        (position / self.size()).is_multiple_of(2)
     }
 
     fn desc_at(&self, gpa: u64, packed: bool) -> Desc {
@@ -201,7 +201,7 @@ impl<'m> Reference<'m> {
             Err("indirect-not-negotiated")
         } else if parent.flags & NEXT != 0 {
             Err("indirect-with-next")
-        } else if parent.len == 0 || parent.len % 16 != 0 {
+        } else if parent.len == 0 || !parent.len.is_multiple_of(16) {
             Err("indirect-length")
         } else if self.mem.slice(parent.addr, parent.len).is_none() {
             Err("indirect-outside")
@@ -253,7 +253,7 @@ impl<'m> Reference<'m> {
             };
             match u16_at(self.mem, self.cfg.avail + 2) & 3 {
                 1 => false,
-                2 if self.cfg.event_idx => by_event(&hit, self.size()),
+                2 if self.cfg.event_idx => by_event(&hit, 2 * self.size()),
                 _ => true,
             }
         } else if self.cfg.event_idx {

@@ -7,9 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use guestmem::GuestMemory;
 
 use super::raw::flags::{AVAIL, INDIRECT, NEXT, USED};
-use super::{
-    Buffer, Completed, DriverError, Raw, RawDesc, RingSpec, Shape, descs, write_table,
-};
+use super::{Buffer, Completed, DriverError, Raw, RawDesc, RingSpec, Shape, descs, write_table};
 
 /// Where a position has its wrap counter.
 const WRAP: u16 = 1 << 15;
@@ -76,7 +74,11 @@ impl PackedDriver {
     /// `count` slots on, at most one lap.
     fn advance(&self, at: u16, count: u16) -> u16 {
         let slot = (at & !WRAP) + count;
-        if slot >= self.spec.size { (slot - self.spec.size) | (!at & WRAP) } else { slot | at & WRAP }
+        if slot >= self.spec.size {
+            (slot - self.spec.size) | (!at & WRAP)
+        } else {
+            slot | at & WRAP
+        }
     }
 
     pub(super) fn add(

@@ -7,9 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use guestmem::GuestMemory;
 
 use super::raw::flags::{INDIRECT, NEXT};
-use super::{
-    Buffer, Completed, DriverError, Raw, RawDesc, RingSpec, Shape, descs, write_table,
-};
+use super::{Buffer, Completed, DriverError, Raw, RawDesc, RingSpec, Shape, descs, write_table};
 
 /// The driver side of a split virtqueue.
 pub struct SplitDriver {
@@ -76,9 +74,7 @@ impl SplitDriver {
         };
         let table = list.split_off(direct.min(list.len()));
         let needed = list.len() + usize::from(!table.is_empty());
-        if needed == 0
-            || needed > self.free.len()
-            || table.len() > usize::from(self.spec.table_len)
+        if needed == 0 || needed > self.free.len() || table.len() > usize::from(self.spec.table_len)
         {
             return None;
         }

@@ -18,8 +18,10 @@ impl<'t> Family<'t> {
 
     /// Names and values of labels are ours (names of ports, reasons): nothing to escape.
     fn sample(&mut self, labels: &[(&str, &str)], value: u64) {
-        let labels: Vec<String> = labels.iter().map(|(key, v)| format!("{key}=\"{v}\"")).collect();
-        let _ = writeln!(self.text, "hayate_{}{{{}}} {value}", self.name, labels.join(","));
+        let texts: Vec<String> = labels.iter().map(|(key, v)| format!("{key}=\"{v}\"")).collect();
+        let texts =
+            if texts.is_empty() { String::new() } else { format!("{{{}}}", texts.join(",")) };
+        let _ = writeln!(self.text, "hayate_{}{texts} {value}", self.name);
     }
 }
 

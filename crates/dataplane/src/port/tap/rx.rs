@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use packet::vnet::VNET_HLEN;
 use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -11,7 +12,7 @@ use switch::DropReason;
 use sys::tap::TapQueue;
 
 use crate::counters::QueueCounters;
-use crate::frame::{Body, Frame, VNET_LEN};
+use crate::frame::{Body, Frame};
 use crate::port::{Refused, Sink};
 
 /// One RX queue of a TAP port.
@@ -44,13 +45,11 @@ impl Sink for TapRx {
 
     fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused> {
         let header = VirtioNetHdr { num_buffers: 0, ..frame.offload.header() };
-        let front = frame.head.with_vnet(&header, VNET_LEN);
+        let front = frame.head.with_vnet(header, VNET_HLEN);
         let fd = self.queue.as_fd();
         let written = match frame.body {
             Body::Local(rest) => guestmem::write_vectored(fd, &[front, rest], &[]),
-            Body::Guest { slices: [only], skip } => {
-                guestmem::write_vectored(fd, &[front], &[only.skip(skip)])
-            }
+            Body::One(rest) => guestmem::write_vectored(fd, &[front], &[rest]),
             Body::Guest { slices, mut skip } => {
                 let mut parts = crate::frame::Buffers::new();
                 for slice in slices {

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use packet::Offloads;
+use packet::vnet::VNET_HLEN;
+use packet::{Offloads, VirtioNetHdr};
 use sys::tap::TapQueue;
 
-use crate::frame::{Body, FRAME_MAX, VNET_LEN};
+use crate::frame::{Body, FRAME_MAX, fill_local};
 use crate::port::Port;
 use crate::worker::forward::{BURST, Forward, Sender};
 
@@ -22,7 +23,7 @@ pub(crate) struct TapTx {
 
 impl TapTx {
     pub(crate) fn new(port: Arc<Port>, index: u16, queue: Arc<TapQueue>) -> Self {
-        let buffer = vec![0; VNET_LEN + FRAME_MAX].into_boxed_slice();
+        let buffer = vec![0; VNET_HLEN + FRAME_MAX].into_boxed_slice();
         Self { port, index, queue, buffer, ready: true }
     }
 
@@ -46,18 +47,15 @@ impl TapTx {
                 self.ready = false;
                 break;
             };
-            let Some((vnet, frame)) =
-                self.buffer.get(..n).and_then(|read| read.split_first_chunk::<VNET_LEN>())
-            else {
-                continue;
-            };
+            let Some(len) = n.checked_sub(VNET_HLEN) else { continue };
+            let read = self.buffer.get(..n).unwrap_or_default();
             frames += 1;
-            bytes += frame.len() as u64;
-            let len = frame.len();
-            let skip = head.fill_local_with_vnet(vnet, frame);
-            let body = Body::Local(frame.get(skip..).unwrap_or_default());
+            bytes += len as u64;
+            let skip = fill_local(head, read, VNET_HLEN);
+            let body = Body::Local(read.get(skip..).unwrap_or_default());
+            let header = VirtioNetHdr::parse(head.vnet(VNET_HLEN)).unwrap_or_default();
             let sender = Sender { port: &self.port, counters, offloads: Offloads::ALL };
-            lookup.forward(&sender, VNET_LEN, head, body, len, egress);
+            lookup.forward(&sender, header, head, body, len, egress);
         }
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);

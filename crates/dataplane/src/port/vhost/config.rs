@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Mac, Offloads};
 use switch::{PortId, Switch};
 use sys::EventFd;
@@ -18,7 +19,6 @@ use virtio_bindings::virtio_net as net;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtqueue::Queue;
 
-use crate::frame::{VNET_LEN, VNET_LEN_LEGACY};
 use crate::mailbox::Mailbox;
 use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
@@ -124,7 +124,8 @@ impl Made {
     /// Starts serving front ends.
     pub(crate) fn spawn(self, port: Arc<Port>, wiring: Wiring, runtime: &Handle) -> VhostTask {
         let port_name = port.name.clone();
-        let device = NetDevice { port, wiring, faults: self.faults, running: Vec::new() };
+        let mtu = port.mtu();
+        let device = NetDevice { port, mtu, wiring, faults: self.faults, running: Vec::new() };
         let (stop, stopped) = oneshot::channel();
         let serving = vhost_session::socket::serve(self.endpoint, self.spec, device, async {
             // An error means that the port is gone: stop as well.
@@ -144,6 +145,8 @@ struct NetDevice {
     port: Arc<Port>,
     wiring: Wiring,
     faults: mpsc::UnboundedReceiver<String>,
+    /// The MTU of the specification, 0 without one.
+    mtu: u32,
     /// Virtqueues that run.
     running: Vec<u16>,
 }
@@ -210,7 +213,7 @@ impl Device for NetDevice {
         })?;
         let mergeable = has(net::VIRTIO_NET_F_MRG_RXBUF);
         let with_buffers = mergeable || has(VIRTIO_F_VERSION_1);
-        let vnet_len = if with_buffers { VNET_LEN } else { VNET_LEN_LEGACY };
+        let vnet_len = if with_buffers { VNET_HLEN } else { VNET_HLEN_LEGACY };
         let info = QueueInfo { size: config.size, packed: config.packed, enabled };
         let page_size = mem.page_size();
         self.info(|info| info.page_size = Some(page_size));
@@ -264,7 +267,9 @@ impl Device for NetDevice {
 
     fn set_mtu(&mut self, mtu: u16) {
         tracing::info!(port = %self.port.name, mtu, "the guest was told its MTU");
-        self.port.set_mtu(mtu.into());
+        // The operator's limit stands, whatever the front end says.
+        let limit = if self.mtu == 0 { u32::from(mtu) } else { self.mtu.min(mtu.into()) };
+        self.port.set_mtu(limit);
     }
 
     fn rarp(&mut self, mac: [u8; 6]) {
@@ -286,6 +291,7 @@ impl Device for NetDevice {
             PortState::Waiting
         };
         self.link(false);
+        self.port.set_mtu(self.mtu);
         self.info(|info| {
             if let PortState::Faulted { reason } = &state {
                 info.last_fault = Some(format!("{}: {reason}", why.name()));

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use guestmem::GuestMemory;
+use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::DropReason;
 use sys::EventFd;
-use virtqueue::{Chain, Queue, Used};
+use virtqueue::{Chain, Next, Queue, Used};
 
 use crate::counters::QueueCounters;
 use crate::port::{Refused, Sink};
@@ -49,54 +50,88 @@ impl Sink for LiveRx {
 
     /// Into one buffer if it fits, into several with mergeable buffers. On refusal the ring is as
     /// before.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused> {
-        let need = self.vnet_len + frame.len;
-        let Self { queue, mem, vnet_len, mergeable, .. } = self;
-        let before = queue.position();
-        let mut chain = Chain::new();
         if !self.enabled {
             return Err(Refused::Drop(DropReason::QueueDisabled));
         }
-        if !queue.pop(mem, &mut chain)? {
-            return Err(Refused::Drop(DropReason::RxRingEmpty));
-        }
-        if let [buffer] = chain.writable()
-            && buffer.len() >= need
-        {
-            let front = frame.head.with_vnet(&frame.offload.header(), *vnet_len);
-            buffer.copy_from(front);
-            let rest = buffer.skip(front.len());
-            match frame.body {
-                Body::Guest { slices: [only], skip } => {
-                    only.skip(skip).copy_to_guest(rest);
-                }
-                body => Scatter::new(&[rest]).write_body(body),
+        let Self { queue, mem, vnet_len, .. } = self;
+        let need = *vnet_len + frame.len;
+        let before = queue.position();
+        let (buffer, id) = match queue.next(mem)? {
+            Next::One { buffer, id, writable: true } if buffer.len() >= need => (buffer, id),
+            Next::Empty => return Err(Refused::Drop(DropReason::RxRingEmpty)),
+            Next::One { .. } | Next::Chain => {
+                queue.rewind(before);
+                return self.put_spread(frame, need);
             }
-            let used = chain.used(need as u32);
-            queue.complete(&[used]);
-            return Ok(());
+        };
+        let header = frame.offload.header();
+        if *vnet_len == VNET_HLEN {
+            buffer.store(header.to_bytes());
+        } else if let Some(legacy) = header.to_bytes().first_chunk::<VNET_HLEN_LEGACY>() {
+            buffer.store(*legacy);
         }
-        let put = put_spread(queue, mem, &chain, frame, need, *vnet_len, *mergeable);
-        if put.is_err() {
-            queue.rewind(before);
+        let room = buffer.skip(*vnet_len);
+        let begun = match frame.head.block() {
+            Some((block, n)) => room.copy_from_block(block, n),
+            None => room.copy_from(frame.head.bytes()),
+        };
+        match frame.body {
+            Body::One(rest) if rest.is_empty() => {}
+            Body::One(rest) => {
+                rest.copy_to_guest(room.skip(begun));
+            }
+            body => Scatter::new(&[room.skip(begun)]).write_body(body),
         }
-        put
+        queue.complete(&[Used { id, descs: 1, len: need as u32 }]);
+        Ok(())
     }
 }
 
 impl LiveRx {
+    /// Puts a frame into several parts or several buffers.
+    #[cold]
+    fn put_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), Refused> {
+        let before = self.queue.position();
+        let put = self.try_spread(frame, need);
+        if put.is_err() {
+            self.queue.rewind(before);
+        }
+        put
+    }
+
+    fn try_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), Refused> {
+        let too_small = || Refused::Drop(DropReason::RxBufferTooSmall);
+        let Self { queue, mem, vnet_len, mergeable, .. } = self;
+        let mut buffers = Buffers::new();
+        let mut used = ArrayVec::<Used, BUFFERS_MAX>::new();
+        let mut chain = Chain::new();
+        let mut capacity = 0;
+        while capacity < need {
+            if !used.is_empty() && !*mergeable {
+                return Err(too_small());
+            }
+            if !queue.pop(mem, &mut chain)? {
+                return Err(Refused::Drop(DropReason::RxRingEmpty));
+            }
+            let want = need - capacity;
+            capacity += take_buffers(&chain, want, &mut buffers, &mut used).ok_or_else(too_small)?;
+        }
+        let header = VirtioNetHdr { num_buffers: used.len() as u16, ..frame.offload.header() };
+        let mut out = Scatter::new(&buffers);
+        out.write(frame.head.with_vnet(header, *vnet_len));
+        out.write_body(frame.body);
+        queue.complete(&used);
+        Ok(())
+    }
+
     /// End of a burst: shows the guest what was delivered and interrupts it if it asked for that.
     pub(crate) fn finish(&mut self, counters: &QueueCounters) {
         self.queue.publish();
         if self.queue.should_notify() {
             self.interrupt(counters);
         }
-    }
-
-    /// Prefetches the buffers of the next `n` frames.
-    pub(crate) fn warm(&self, n: u16) {
-        self.queue.warm(&self.mem, n, |buffer| buffer.prefetch_write(128));
     }
 
     /// Interrupts the guest.
@@ -127,40 +162,6 @@ fn take_buffers<'m>(
     }
     used.try_push(chain.used(taken as u32)).ok()?;
     Some(taken)
-}
-
-/// The rest of putting a frame: the first buffer is a chain of several parts, or too small.
-#[cold]
-fn put_spread<'m>(
-    queue: &mut Queue,
-    mem: &'m GuestMemory,
-    first: &Chain<'m>,
-    frame: &mut Frame<'_, '_>,
-    need: usize,
-    vnet_len: usize,
-    mergeable: bool,
-) -> Result<(), Refused> {
-    const TOO_SMALL: Refused = Refused::Drop(DropReason::RxBufferTooSmall);
-    let mut buffers = Buffers::new();
-    let mut used = ArrayVec::<Used, BUFFERS_MAX>::new();
-    let mut capacity = take_buffers(first, need, &mut buffers, &mut used).ok_or(TOO_SMALL)?;
-    while capacity < need {
-        if !mergeable {
-            return Err(TOO_SMALL);
-        }
-        let mut chain = Chain::new();
-        if !queue.pop(mem, &mut chain)? {
-            return Err(Refused::Drop(DropReason::RxRingEmpty));
-        }
-        let want = need - capacity;
-        capacity += take_buffers(&chain, want, &mut buffers, &mut used).ok_or(TOO_SMALL)?;
-    }
-    let header = VirtioNetHdr { num_buffers: used.len() as u16, ..frame.offload.header() };
-    let mut out = Scatter::new(&buffers);
-    out.write(frame.head.with_vnet(&header, vnet_len));
-    out.write_body(frame.body);
-    queue.complete(&used);
-    Ok(())
 }
 
 impl fmt::Debug for LiveRx {

@@ -3,20 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use guestmem::GuestMemory;
-use packet::Offloads;
+use guestmem::{GuestMemory, GuestSlice};
+use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
+use packet::{Offloads, VirtioNetHdr};
 use switch::DropReason;
 use sys::EventFd;
-use virtqueue::{Chain, GuestFault, Queue};
+use virtqueue::{Chain, GuestFault, Next, Queue, Used};
 
-use crate::frame::Body;
+use crate::frame::{Body, fill};
 use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Sender};
-
-/// Frames whose buffers are prefetched together.
-pub(crate) const WARM: u16 = 32;
-/// Bytes prefetched of each buffer: header and first lines; hardware follows from there.
-pub(crate) const LINES: usize = 192;
 
 /// A running TX queue. Its worker owns it.
 pub(crate) struct LiveTx {
@@ -64,34 +60,52 @@ impl LiveTx {
     fn take(&mut self, forward: &mut Forward<'_>) -> Result<usize, GuestFault> {
         let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
+        let sender = Sender { port, counters, offloads: *offloads };
         let Forward { lookup, head, egress } = forward;
-        let mut chain = Chain::new();
-        let mut warm = 0;
         let (mut frames, mut bytes) = (0, 0);
         let result = loop {
-            if warm == 0 {
-                warm = queue.warm(mem, WARM, |buffer| buffer.prefetch_read(LINES));
-                egress.expect(warm);
-            }
-            warm = warm.saturating_sub(1);
-            match queue.pop(mem, &mut chain) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
+            let (used, len) = match queue.next(mem) {
+                Ok(Next::Empty) => break Ok(()),
+                Ok(Next::One { buffer, id, writable }) => {
+                    let buffer = buffer.take(if writable { 0 } else { usize::MAX });
+                    let len = buffer.len().saturating_sub(*vnet_len);
+                    if !*enabled {
+                        counters.drop(DropReason::QueueDisabled, 1);
+                    } else if let Some(header) = load_header(buffer, *vnet_len) {
+                        let frame = buffer.skip(*vnet_len);
+                        let begun = head.block_mut().map_or(0, |block| frame.copy_to_block(block));
+                        head.set_len(begun);
+                        let body = Body::One(frame.skip(begun));
+                        lookup.forward(&sender, header, head, body, len, egress);
+                    } else {
+                        counters.drop(DropReason::Runt, 1);
+                    }
+                    (Used { id, descs: 1, len: 0 }, len)
+                }
+                Ok(Next::Chain) => {
+                    let mut chain = Chain::new();
+                    match queue.pop(mem, &mut chain) {
+                        Ok(true) => {}
+                        Ok(false) => break Ok(()),
+                        Err(fault) => break Err(fault),
+                    }
+                    let slices = chain.readable();
+                    let len = (chain.readable_len() as usize).saturating_sub(*vnet_len);
+                    if *enabled {
+                        let skip = fill(head, slices, *vnet_len);
+                        let header = VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default();
+                        let body = Body::Guest { slices, skip };
+                        lookup.forward(&sender, header, head, body, len, egress);
+                    } else {
+                        counters.drop(DropReason::QueueDisabled, 1);
+                    }
+                    (chain.used(0), len)
+                }
                 Err(fault) => break Err(fault),
-            }
-            frames += 1;
-            let slices = chain.readable();
-            let skip = head.fill(slices, *vnet_len);
-            let len = (chain.readable_len() as usize).saturating_sub(*vnet_len);
+            };
+            queue.complete(&[used]);
             bytes += len as u64;
-            if !*enabled {
-                counters.drop(DropReason::QueueDisabled, 1);
-            } else {
-                let body = Body::Guest { slices, skip };
-                let sender = Sender { port, counters, offloads: *offloads };
-                lookup.forward(&sender, *vnet_len, head, body, len, egress);
-            }
-            queue.complete(&[chain.used(0)]);
+            frames += 1;
             if frames == BURST {
                 break Ok(());
             }
@@ -130,6 +144,16 @@ impl LiveTx {
         }
         self.armed = true;
         self.queue.enable_kicks()
+    }
+}
+
+/// The virtio-net header at the front of a buffer, in registers.
+#[inline(always)]
+fn load_header(buffer: GuestSlice<'_>, vnet_len: usize) -> Option<VirtioNetHdr> {
+    if vnet_len == VNET_HLEN {
+        VirtioNetHdr::parse(&buffer.load::<VNET_HLEN>()?)
+    } else {
+        VirtioNetHdr::parse(&buffer.load::<VNET_HLEN_LEGACY>()?)
     }
 }
 

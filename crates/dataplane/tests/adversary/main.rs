@@ -1,0 +1,232 @@
+//! Guests and front ends that mean harm, while honest ones exchange numbered frames.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod attacks;
+mod liar;
+mod lies;
+
+use attacks::{ATTACKS, Attack, End};
+use common::duo::Duo;
+use common::frames::{BROADCAST, Mac, eth, mac};
+use common::plane::{Plane, panics};
+use common::process::Holdings;
+use common::vm::{Guest, Vm};
+use common::wait;
+use dataplane::{PortId, PortState, PortStatus};
+use liar::{Liar, Options};
+use lies::{By, Fate, Lie, On};
+use virtqueue::GuestFault;
+
+/// Rounds of the whole test.
+const ROUNDS: usize = 1000;
+/// Ports that liars come to, by turns: each takes only so many sessions a second.
+const LIARS: usize = 8;
+
+/// One case: a lie told in one way, or an attack.
+#[derive(Clone, Copy)]
+enum Case {
+    Lie { lie: &'static Lie, packed: bool, rx: bool },
+    Attack { attack: &'static Attack, packed: bool },
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Case::Lie { lie, packed, rx } => {
+                let ring = if *packed { "packed" } else { "split" };
+                write!(f, "{} ({ring} {})", lie.name, if *rx { "RX" } else { "TX" })
+            }
+            Case::Attack { attack, packed } => write!(f, "{} ({packed})", attack.name),
+        }
+    }
+}
+
+/// Every lie on every ring and queue that can tell it, and every attack.
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for packed in [false, true] {
+        for lie in lies::all() {
+            if lie.on == if packed { On::Split } else { On::Packed } {
+                continue;
+            }
+            for rx in [false, true] {
+                if lie.by != if rx { By::Tx } else { By::Rx } {
+                    cases.push(Case::Lie { lie, packed, rx });
+                }
+            }
+        }
+        cases.extend(ATTACKS.iter().map(|attack| Case::Attack { attack, packed }));
+    }
+    cases
+}
+
+/// The data plane with its honest and its dishonest ports.
+struct Scene {
+    plane: Plane,
+    /// Sends what liars are to receive, and hears what they send.
+    feeder: Vm,
+    liars: Vec<(String, PortId)>,
+}
+
+impl Scene {
+    fn play(&mut self, round: usize, case: Case) {
+        let (name, port) = self.liars[round % LIARS].clone();
+        let before = self.plane.status(port).sessions;
+        match case {
+            Case::Lie { lie, packed, rx } => self.lie(&name, port, lie, packed, rx),
+            Case::Attack { attack, packed } => self.attack(&name, port, attack, packed),
+        }
+        let over = || {
+            let status = self.plane.status(port);
+            status.sessions == before + 1
+                && matches!(status.state, PortState::Waiting | PortState::Faulted { .. })
+        };
+        wait(|| format!("{case:?} is over: {:#?}", self.plane.status(port)), over);
+    }
+
+    fn lie(&mut self, name: &str, port: PortId, lie: &Lie, packed: bool, rx: bool) {
+        let mut options = Options { packed, indirect: true, event_idx: false, mergeable: true };
+        (lie.with)(&mut options);
+        let mut liar = Liar::connect(&self.plane.socket(name), options, liar_mac(port));
+        let told = usize::from(!rx);
+        if lie.early {
+            (lie.tell)(&liar.rings[told]);
+        }
+        // The session may end before the last queue has been started.
+        let started = liar.start();
+        let case = Case::Lie { lie: find(lie), packed, rx };
+        if let Err(error) = started {
+            assert!(lie.early, "{case:?}: {error}");
+        }
+        self.plane.barrier();
+        if !lie.early {
+            (lie.tell)(&liar.rings[told]);
+        }
+        liar.rings[told].kick();
+        self.feed();
+        match lie.fate {
+            Fate::Ends(fault) => {
+                liar.frontend.wait_closed().unwrap();
+                self.expect_fault(port, |name| name == fault, case);
+            }
+            Fate::Lives => {
+                self.plane.barrier();
+                let Scene { feeder, .. } = self;
+                liar.repent(|| feed(feeder)).unwrap_or_else(|error| {
+                    panic!("{case:?}: {error}: {:#?}", self.plane.status(port));
+                });
+                assert_eq!(self.plane.status(port).state, PortState::Running, "{case:?}");
+            }
+            Fate::Either => {
+                let Scene { feeder, .. } = self;
+                if liar.repent(|| feed(feeder)).is_err() {
+                    let known = |name: &str| GuestFault::NAMES.contains(&name);
+                    self.expect_fault(port, known, case);
+                }
+            }
+        }
+    }
+
+    fn attack(&mut self, name: &str, port: PortId, attack: &'static Attack, packed: bool) {
+        let options = Options { packed, indirect: true, event_idx: false, mergeable: true };
+        let socket = self.plane.socket(name);
+        let Scene { feeder, .. } = self;
+        let end = (attack.run)(&socket, options, liar_mac(port), &mut || feed(feeder));
+        let case = Case::Attack { attack, packed };
+        match end {
+            End::Left => {}
+            End::Fault(fault) => self.expect_fault(port, |name| name == fault, case),
+            End::Device(fault) => self.expect_fault(port, |name| name == fault, case),
+        }
+    }
+
+    /// The session has ended under a name.
+    fn expect_fault(&self, port: PortId, is: impl Fn(&str) -> bool, case: Case) {
+        let faulted = || matches!(self.plane.status(port).state, PortState::Faulted { .. });
+        wait(|| format!("{case:?} ends: {:#?}", self.plane.status(port)), faulted);
+        let PortStatus { state: PortState::Faulted { reason }, last_fault: Some(last), .. } =
+            self.plane.status(port)
+        else {
+            panic!("{case:?}: {:#?}", self.plane.status(port))
+        };
+        let (kind, rest) = last.split_once(": ").unwrap();
+        assert_eq!(rest, reason, "{case:?}");
+        // What the guest did is named in front of its sentence, what the front end did is the kind.
+        let name = match kind {
+            "device-fault" => rest.split_once(": ").unwrap().0,
+            kind => kind,
+        };
+        assert!(is(name), "{case:?} ended as {last:?}");
+    }
+
+    /// Something for everybody.
+    fn feed(&mut self) {
+        feed(&mut self.feeder);
+    }
+}
+
+fn feed(feeder: &mut Vm) {
+    feeder.send(&eth(BROADCAST, mac(2), &[0x22; 46]));
+    feeder.poll();
+    feeder.inbox.clear();
+}
+
+fn liar_mac(port: PortId) -> Mac {
+    mac(1000 + u32::from(port.0))
+}
+
+fn find(lie: &Lie) -> &'static Lie {
+    lies::all().find(|other| std::ptr::eq(*other, lie)).unwrap()
+}
+
+/// A thousand rounds of lies and attacks: each ends as the tables say, the honest miss nothing,
+/// and nothing is left of any of them.
+#[test]
+fn a_thousand_rounds_of_lies_cost_nobody_else_a_frame() {
+    let names: std::collections::HashSet<&str> = lies::all().map(|lie| lie.name).collect();
+    assert!(names.len() >= 40 && names.len() == lies::all().count(), "{} lies", names.len());
+
+    let plane = Plane::new();
+    let guest = Guest { rx_buffers: 512, ring: 512, ..Guest::plain() };
+    let (_, a) = plane.vm("a", &guest);
+    let (_, b) = plane.vm("b", &Guest { packed: true, event_idx: true, ..guest.clone() });
+    let (_, feeder) = plane.vm("feeder", &guest);
+    let liars = (0..LIARS).map(|n| format!("liar{n}"));
+    let liars = liars.map(|name| (name.clone(), plane.port(&name))).collect();
+    let mut scene = Scene { plane, feeder, liars };
+    let duo = Duo::start(a, b, [mac(0), mac(1)]);
+    duo.wait_for_more(100);
+
+    let cases = cases();
+    let mut start = None;
+    for round in 0..ROUNDS.max(2 * cases.len()) {
+        let t = std::time::Instant::now(); scene.play(round, cases[round % cases.len()]); if t.elapsed().as_millis() > 15 { println!("DBG {round} {:?} {:?}", cases[round % cases.len()], t.elapsed()); }
+        assert!(duo.exchanged() > 0);
+        if round + 1 == cases.len() {
+            start = Some(Holdings::now());
+        }
+    }
+    let start = start.unwrap();
+    duo.wait_for_more(100);
+    let (_a, _b, exchanged) = duo.finish();
+    let same = || {
+        let now = Holdings::now();
+        // One thread less: that of the honest exchange.
+        now.descriptors == start.descriptors
+            && now.threads + 1 == start.threads
+            && now.mappings <= start.mappings + 4
+            && now.resident <= start.resident + (8 << 10)
+    };
+    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
+    println!("{} cases, {exchanged} honest frames, {start:?}", cases.len());
+
+    // The data plane still forwards, and to the last liar's port too.
+    let mut vm = scene.plane.connect("liar0", &Guest::plain());
+    vm.send(&eth(mac(2), mac(50), b"nothing happened"));
+    assert_eq!(scene.feeder.take(1)[0].frame, eth(mac(2), mac(50), b"nothing happened"));
+    assert_eq!(panics(), 0);
+    scene.plane.end();
+}
