@@ -94,7 +94,7 @@ fn script(file: &str, blocks: &[(String, usize, String)]) -> String {
          mount -t tmpfs tmpfs /var/lib\n\
          ip link set lo up\n\
          ready() { for _ in $(seq 600); do hayate show >/dev/null 2>&1 && return; sleep 0.1; done; false; }\n\
-         sudo() { \"$@\"; }\n",
+         sudo() { if [ \"$1\" = -b ]; then shift; \"$@\" & else \"$@\"; fi; }\n",
     );
     for (_, line, text) in blocks {
         script.push_str(&format!("echo '== {file}:{line}'\nset -x\n"));
@@ -102,7 +102,8 @@ fn script(file: &str, blocks: &[(String, usize, String)]) -> String {
             script.push_str(line);
             script.push('\n');
             // A person is slower than a daemon; a script is not.
-            if line.trim_end().ends_with("daemon &") || line.trim_end().ends_with(".toml &") {
+            let starts = ["daemon &", ".toml &", "-b hayate daemon"];
+            if starts.iter().any(|start| line.trim_end().ends_with(start)) {
                 script.push_str("{ set +x; } 2>/dev/null; ready; set -x\n");
             }
         }

@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     tokio::signal::ctrl_c().await?;
     for port in ports {
-        println!("{:#?}", host.port_status(port));
+        eprintln!("{:#?}", host.port_status(port));
     }
     host.shutdown().await;
     Ok(())

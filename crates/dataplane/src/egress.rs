@@ -50,10 +50,7 @@ impl Open<'_> {
         live.finish(&self.queue.counters);
         if live.mem.faulted() {
             *self.live = None;
-            self.vhost.report(
-                "memory-vanished",
-                "guest memory was truncated under the running session",
-            );
+            self.vhost.memory_vanished();
         }
     }
 }
@@ -106,8 +103,8 @@ impl<'a> Egress<'a> {
             Err(Refused::Drop(reason)) => counters.drop(reason, 1),
             Err(Refused::Fault(fault)) => {
                 counters.drop(DropReason::GuestFault, 1);
-                **live = None;
-                vhost.report(fault.name(), &fault.to_string());
+                let stopped = live.take();
+                vhost.stop_for(stopped.is_some_and(|rx| rx.mem.faulted()), &fault);
             }
         }
     }

@@ -216,7 +216,7 @@ impl Host {
                     tap::config::create(id, spec, config, worker.id).map_err(failed)?;
                 self.publish(|ports| ports.insert(port)).await?;
                 for queue in queues {
-                    worker.mailbox.post(Command::AddTap(queue));
+                    worker.mailbox.post(Command::AddTap(Box::new(queue)));
                 }
                 self.0.switch.set_link(id, true)?;
             }

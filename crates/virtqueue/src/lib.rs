@@ -84,6 +84,7 @@ pub enum Next<'m> {
 pub struct Position(u16);
 
 /// The device side of one virtqueue.
+#[expect(clippy::large_enum_variant, reason = "there is one per virtqueue, and it stays in place")]
 pub enum Queue {
     /// Virtio 1.3, section 2.7.
     Split(SplitQueue),

@@ -117,19 +117,29 @@ impl Testpmd {
         let runtime = Path::new("/var/run/dpdk").join(prefix);
         let mut t = Self { process, runtime, _dir: dir };
         t.until("testpmd>", 0)?;
-        let said = t.command("start")?;
+        let said = t.command("start", "testpmd>")?;
         ensure!(!said.contains("Not all ports"), "dpdk-testpmd: {}", t.process.log_text());
         Ok(t)
     }
 
-    /// Gives it a command; what it answered.
+    /// Frames it received and sent so far, in its own words.
     ///
     /// # Errors
     /// When it has ended or does not answer within 30 s.
-    pub fn command(&mut self, line: &str) -> Result<String> {
+    pub fn statistics(&mut self) -> Result<String> {
+        let text = self.command("show port stats all", "Tx-bps")?;
+        let lines = text.lines().filter(|l| l.contains("packets:") || l.contains("errors:"));
+        Ok(lines
+            .map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect::<Vec<_>>()
+            .join("; "))
+    }
+
+    /// Gives it a command and waits until it said `mark`; what it said.
+    fn command(&mut self, line: &str, mark: &str) -> Result<String> {
         let before = self.process.log_text().len();
         self.process.write(&format!("{line}\n"))?;
-        self.until("testpmd>", before)
+        self.until(mark, before)
     }
 
     /// Its process id.

@@ -92,11 +92,16 @@ impl Combination {
         for size in SIZES {
             let window = u32::try_from((WINDOW / size.next_multiple_of(2048)).min(48))?;
             if let Err(e) = endpoint.round(COUNT, size, window) {
-                let said = testpmd.command("show port xstats all")?;
-                let said: Vec<&str> =
-                    said.lines().filter(|l| l.contains(": ") && !l.ends_with(": 0")).collect();
                 let counters = hayate.counters(network)?;
-                bail!("{e}\n{counters}testpmd: {}", said.join(", "));
+                let workers = hayate.cli("worker list")?;
+                let ports = hayate.ports()?;
+                let queues: Vec<_> = ports.iter().flat_map(|p| &p.queues).collect();
+                bail!(
+                    "{e}\n{counters}{workers}{queues:?}\ntestpmd: {}\nwaited for a CPU: testpmd {:?}, hayate {:?}",
+                    testpmd.statistics()?,
+                    cpu::waited(testpmd.pid())? - before[0],
+                    cpu::waited(hayate.pid()?)? - before[1]
+                );
             }
         }
         let b = hayate.conserved(network)?;

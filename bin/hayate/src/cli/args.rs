@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
-Two VMs on one network:
+A VM on a network:
   hayate daemon &
   hayate network add lan
   hayate vm add web --memory 2G --vcpus 2
@@ -18,7 +18,6 @@ Two VMs on one network:
 The host joins in by an interface of its own:
   hayate port add host --network lan --kind tap --ifname hayate0
   ip address add 192.0.2.1/24 dev hayate0
-  ip link set hayate0 up
 
 `hayate COMMAND --help` explains each command, with examples.";
 
@@ -29,11 +28,12 @@ The host joins in by an interface of its own:
 /// tell the daemon what to do and show what it does.
 #[derive(Debug, Parser)]
 #[command(name = "hayate", version, after_long_help = format!("{EXAMPLES}\n\n{EXIT_HELP}"))]
-#[command(arg_required_else_help = true, propagate_version = true, max_term_width = 100)]
+#[command(arg_required_else_help = true, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Directory of the daemon's sockets. Several daemons run side by side, each with its own
     /// [default: /run/hayate]
     #[arg(long, global = true, value_name = "DIR", env = "HAYATE_RUN_DIR", hide_env_values = true)]
+    #[arg(display_order = 900)]
     pub(crate) run_dir: Option<PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -88,7 +88,7 @@ pub(crate) enum Command {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
-    /// Print JSON instead of a table
+    /// Print JSON, for programs
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -53,7 +53,7 @@ pub(crate) enum Command {
     /// Deliver frames to this guest RX queue.
     StartRx(Arc<Port>, u16, Box<LiveRx>),
     /// Stop TX queue `index` of a port and hand it back: it is quiet then.
-    StopTx(PortId, u16, oneshot::Sender<Option<Box<LiveTx>>>),
+    StopTx(PortId, u16, oneshot::Sender<Option<LiveTx>>),
     /// The same for an RX queue.
     StopRx(Arc<Port>, u16, oneshot::Sender<Option<Box<LiveRx>>>),
     /// Interrupt the guest by this descriptor from now on: port, virtqueue.
@@ -63,7 +63,7 @@ pub(crate) enum Command {
     /// Take frames from this TAP queue.
     AddTap(Box<TapTx>),
     /// Stop taking frames from all TAP queues of a port.
-    RemoveTaps(PortId, oneshot::Sender<Vec<Box<TapTx>>>),
+    RemoveTaps(PortId, oneshot::Sender<Vec<TapTx>>),
     /// Forward this frame as if it had come in by the port.
     Inject(Arc<Port>, Vec<u8>),
     /// End the thread.
@@ -106,8 +106,8 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     switch: Arc<Switch>,
     ports: Arc<PortMap>,
-    tx: Vec<Box<LiveTx>>,
-    taps: Vec<Box<TapTx>>,
+    tx: Vec<LiveTx>,
+    taps: Vec<TapTx>,
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
@@ -271,7 +271,7 @@ impl Worker {
                         self.bed.add(kick, Token::Kick(queue.port.id, queue.index));
                     }
                     queue.interrupt();
-                    self.tx.push(queue);
+                    self.tx.push(*queue);
                 }
                 Command::StopTx(port, index, done) => {
                     let at = self.tx.iter().position(|q| q.port.id == port && q.index == index);
@@ -291,7 +291,7 @@ impl Worker {
                 }
                 Command::AddTap(tap) => {
                     self.bed.add(tap.queue(), Token::Tap(tap.port.id, tap.index));
-                    self.taps.push(tap);
+                    self.taps.push(*tap);
                 }
                 Command::RemoveTaps(port, done) => {
                     self.remove_taps(port, done);
@@ -305,7 +305,7 @@ impl Worker {
         *self.shared.queues.lock() = tx.chain(taps).collect();
     }
 
-    fn remove_taps(&mut self, port: PortId, done: oneshot::Sender<Vec<Box<TapTx>>>) {
+    fn remove_taps(&mut self, port: PortId, done: oneshot::Sender<Vec<TapTx>>) {
         let taps: Vec<_> = self.taps.extract_if(.., |tap| tap.port.id == port).collect();
         for tap in &taps {
             self.bed.remove(tap.queue());
@@ -343,7 +343,7 @@ impl Worker {
     }
 
     fn tx_queue(&mut self, port: PortId, index: u16) -> Option<&mut LiveTx> {
-        self.tx.iter_mut().find(|q| q.port.id == port && q.index == index).map(|q| &mut **q)
+        self.tx.iter_mut().find(|q| q.port.id == port && q.index == index)
     }
 
     fn inject(&mut self, port: &Port, bytes: &[u8]) {

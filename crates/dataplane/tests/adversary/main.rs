@@ -200,28 +200,28 @@ fn a_thousand_rounds_of_lies_cost_nobody_else_a_frame() {
     let duo = Duo::start(a, b, [mac(0), mac(1)]);
     duo.wait_for_more(100);
 
-    let cases = cases();
+    let (cases, fresh) = (cases(), Holdings::now());
+    let all_closed = || {
+        let open = || Holdings::now().descriptors;
+        wait(|| format!("{} descriptors, not {fresh:?}", open()), || open() == fresh.descriptors);
+        Holdings::now()
+    };
+    // The first time round memory is set up that stays.
     let mut start = None;
     for round in 0..ROUNDS.max(2 * cases.len()) {
-        let t = std::time::Instant::now(); scene.play(round, cases[round % cases.len()]); if t.elapsed().as_millis() > 15 { println!("DBG {round} {:?} {:?}", cases[round % cases.len()], t.elapsed()); }
+        scene.play(round, cases[round % cases.len()]);
         assert!(duo.exchanged() > 0);
         if round + 1 == cases.len() {
-            start = Some(Holdings::now());
+            start = Some(all_closed());
         }
     }
-    let start = start.unwrap();
+    let (start, end) = (start.unwrap(), all_closed());
+    assert_eq!(end.threads, fresh.threads);
+    assert!(end.mappings <= start.mappings + 4, "{start:?}, then {end:?}");
+    assert!(end.resident <= start.resident + (8 << 10), "{start:?}, then {end:?}");
     duo.wait_for_more(100);
     let (_a, _b, exchanged) = duo.finish();
-    let same = || {
-        let now = Holdings::now();
-        // One thread less: that of the honest exchange.
-        now.descriptors == start.descriptors
-            && now.threads + 1 == start.threads
-            && now.mappings <= start.mappings + 4
-            && now.resident <= start.resident + (8 << 10)
-    };
-    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
-    println!("{} cases, {exchanged} honest frames, {start:?}", cases.len());
+    println!("{} cases, {exchanged} honest frames, {end:?}", cases.len());
 
     // The data plane still forwards, and to the last liar's port too.
     let mut vm = scene.plane.connect("liar0", &Guest::plain());

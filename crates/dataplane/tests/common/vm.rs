@@ -179,6 +179,13 @@ impl Side {
         }
     }
 
+    /// A new ring in the place of the old one; nothing is outstanding any more.
+    pub(crate) fn renew(&mut self, mem: &Arc<GuestMemory>) {
+        let spec = self.queue.spec().clone();
+        self.queue = DriverQueue::new(mem, &spec).unwrap();
+        self.free.extend(self.busy.drain().map(|(_, (slot, _))| slot));
+    }
+
     fn collect(&mut self) -> Option<(Completed, Slot, Vec<Buffer>)> {
         let done = self.queue.collect().expect("the device keeps the rules")?;
         self.completed += 1;
@@ -337,6 +344,19 @@ impl Vm {
         side.busy.insert(token, (slot, buffers));
         self.sent += 1;
         true
+    }
+
+    /// Sends a frame that lies in memory of the guest's which is not `self.memory`.
+    pub(crate) fn send_from(&mut self, other: &SharedMemory, gpa: u64, frame: &[u8]) {
+        let bytes = [vec![0; self.guest.vnet_len()], frame.to_vec()].concat();
+        assert!(driver::write(other.guest(), gpa, &bytes));
+        let buffer = Buffer { gpa, len: bytes.len() as u32 };
+        let side = &mut self.tx[0];
+        let slot = side.free.pop().expect("a free TX buffer");
+        let token = side.queue.add(&[buffer], &[], Shape::Direct).expect("room in the TX ring");
+        side.busy.insert(token, (slot, vec![buffer]));
+        self.sent += 1;
+        side.flush();
     }
 
     /// Shows TX queue `pair` what was added.

@@ -26,7 +26,7 @@ pub(crate) fn create(
     spec: &PortSpec,
     tap: &TapSpec,
     worker: u16,
-) -> io::Result<(Arc<Port>, Vec<Box<TapTx>>)> {
+) -> io::Result<(Arc<Port>, Vec<TapTx>)> {
     let (ifname, netns) = (tap.ifname.as_str(), tap.netns.as_deref());
     let queues = Tap::create(&TapConfig { ifname, netns, queues: tap.queues })?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
@@ -48,6 +48,6 @@ pub(crate) fn create(
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let port = Arc::new(port);
     let tx = (0u16..).zip(queues);
-    let tx = tx.map(|(i, queue)| Box::new(TapTx::new(Arc::clone(&port), i, queue))).collect();
+    let tx = tx.map(|(i, queue)| TapTx::new(Arc::clone(&port), i, queue)).collect();
     Ok((port, tx))
 }

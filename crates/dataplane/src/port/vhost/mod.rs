@@ -17,6 +17,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use virtqueue::GuestFault;
 
 use crate::status::PortState;
 
@@ -106,11 +107,22 @@ impl VhostPort {
         }
     }
 
-    /// Has the session ended because of what its guest did.
+    /// Has the session ended because a ring of it lied, or because the ring was in memory that
+    /// vanished, whose zeroes then looked like a lie.
     #[cold]
-    pub(crate) fn report(&self, name: &str, sentence: &str) {
+    pub(crate) fn stop_for(&self, vanished: bool, fault: &GuestFault) {
+        if vanished {
+            return self.memory_vanished();
+        }
         // Nobody listens only while the port is being removed.
-        let _ = self.faults.send(format!("{name}: {sentence}"));
+        let _ = self.faults.send(format!("{}: {fault}", fault.name()));
+    }
+
+    /// Has the session ended because its memory was truncated.
+    #[cold]
+    pub(crate) fn memory_vanished(&self) {
+        let why = "memory-vanished: guest memory was truncated under the running session";
+        let _ = self.faults.send(why.into());
     }
 
     /// Marks RX queue `index` as one that takes frames, or not. Only the port's worker calls this.

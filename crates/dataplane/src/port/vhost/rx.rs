@@ -66,10 +66,10 @@ impl Sink for LiveRx {
                 return self.put_spread(frame, need);
             }
         };
-        let header = frame.offload.header();
+        let header = frame.offload.header_bytes();
         if *vnet_len == VNET_HLEN {
-            buffer.store(header.to_bytes());
-        } else if let Some(legacy) = header.to_bytes().first_chunk::<VNET_HLEN_LEGACY>() {
+            buffer.store(header);
+        } else if let Some(legacy) = header.first_chunk::<VNET_HLEN_LEGACY>() {
             buffer.store(*legacy);
         }
         let room = buffer.skip(*vnet_len);

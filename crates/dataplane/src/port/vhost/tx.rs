@@ -44,17 +44,18 @@ impl LiveTx {
             self.queue.disable_kicks();
             self.armed = false;
         }
-        let taken = match self.take(forward) {
-            Ok(taken) => taken,
-            Err(fault) => {
-                self.fail(fault.name(), &fault.to_string());
-                0
+        let taken = self.take(forward);
+        let vanished = self.mem.faulted();
+        if (taken.is_err() || vanished)
+            && let Kind::Vhost(vhost) = &self.port.kind
+        {
+            self.faulted = true;
+            match &taken {
+                Err(fault) => vhost.stop_for(vanished, fault),
+                Ok(_) => vhost.memory_vanished(),
             }
-        };
-        if self.mem.faulted() && !self.faulted {
-            self.fail("memory-vanished", "guest memory was truncated under the running session");
         }
-        taken
+        taken.unwrap_or(0)
     }
 
     fn take(&mut self, forward: &mut Forward<'_>) -> Result<usize, GuestFault> {
@@ -117,14 +118,6 @@ impl LiveTx {
             self.interrupt();
         }
         result.map(|()| frames)
-    }
-
-    /// Stops looking at the ring and has the session ended for it.
-    fn fail(&mut self, name: &str, sentence: &str) {
-        self.faulted = true;
-        if let Kind::Vhost(vhost) = &self.port.kind {
-            vhost.report(name, sentence);
-        }
     }
 
     /// Interrupts the guest.
