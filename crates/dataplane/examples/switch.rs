@@ -4,9 +4,7 @@
 
 use std::time::Duration;
 
-use dataplane::{
-    Host, NetworkSpec, Options, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode,
-};
+use dataplane::{Host, NetworkSpec, Options, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -31,7 +31,11 @@ pub(crate) struct Workshop {
 
 impl Workshop {
     pub(crate) fn new() -> Self {
-        Self { linear: vec![0; FRAME_MAX].into_boxed_slice(), head: Head::new(), scratch: [0; size_of::<Scratch>()] }
+        Self {
+            linear: vec![0; FRAME_MAX].into_boxed_slice(),
+            head: Head::new(),
+            scratch: [0; size_of::<Scratch>()],
+        }
     }
 }
 
@@ -70,12 +74,7 @@ impl<'a> Egress<'a> {
     /// Sends `frame` out by port `to`, or counts why not. A frame to a port that is gone counts
     /// at `sender`.
     #[inline]
-    pub(crate) fn send(
-        &mut self,
-        to: PortId,
-        frame: &mut Frame<'_, '_>,
-        sender: &QueueCounters,
-    ) {
+    pub(crate) fn send(&mut self, to: PortId, frame: &mut Frame<'_, '_>, sender: &QueueCounters) {
         let Some(port) = self.ports.get(to) else {
             sender.drop(DropReason::PortDown, 1);
             return;

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -149,10 +149,7 @@ impl Host {
     ///
     /// There are too many networks.
     pub fn add_network(&self, spec: &NetworkSpec) -> Result<NetworkId, HostError> {
-        let config = NetworkConfig {
-            mac_limit: spec.mac_limit,
-            mac_age: spec.mac_age,
-        };
+        let config = NetworkConfig { mac_limit: spec.mac_limit, mac_age: spec.mac_age };
         Ok(self.0.switch.add_network(config)?)
     }
 

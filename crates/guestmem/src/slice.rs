@@ -142,11 +142,8 @@ impl<'m> GuestSlice<'m> {
         let at = self.ptr.as_ptr();
         // SAFETY: N bytes are there, and the accesses lie within them.
         let all = unsafe {
-            let high = if N == 12 {
-                word::load_u32(at.add(8))
-            } else {
-                word::load_u16(at.add(8)).into()
-            };
+            let high =
+                if N == 12 { word::load_u32(at.add(8)) } else { word::load_u16(at.add(8)).into() };
             u128::from(word::load_u64(at)) | u128::from(high) << 64
         };
         all.to_le_bytes().first_chunk().copied()

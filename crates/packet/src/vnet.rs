@@ -449,7 +449,11 @@ impl Checked {
     /// written to memory field by field and read back in words, which stalls (see the data plane).
     #[inline(always)]
     pub fn header_bytes(&self) -> [u8; VNET_HLEN] {
-        if self.is_plain() { [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0] } else { self.header().to_bytes() }
+        if self.is_plain() {
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
+        } else {
+            self.header().to_bytes()
+        }
     }
 
     /// The header for a receiver that takes the frame as it is; `num_buffers` is 1.

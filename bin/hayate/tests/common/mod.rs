@@ -309,5 +309,5 @@ pub(crate) fn committed(file: &str, made: &str) {
         std::fs::write(&path, made).unwrap();
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == made, "{file} is not what the program makes; `make docs` writes it anew");
+    assert!(found == made, "{file} is not what the program makes: UPDATE_DOCS=1 writes it anew");
 }

@@ -42,8 +42,7 @@ pub(crate) fn create(
         live: Mutex::new(TapRx::new(Arc::clone(queue), offloads)),
         counters: QueueCounters::default(),
     });
-    let kind =
-        Kind::Tap(TapPort { rx: rx.collect(), mac, since: SystemTime::now() });
+    let kind = Kind::Tap(TapPort { rx: rx.collect(), mac, since: SystemTime::now() });
     let port = Port::new(id, spec.name.clone(), worker, queues.len(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let port = Arc::new(port);

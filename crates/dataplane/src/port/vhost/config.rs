@@ -178,8 +178,7 @@ impl NetDevice {
         if info.is_some() {
             self.running.push(queue);
         }
-        let state =
-            if self.running.is_empty() { PortState::Connected } else { PortState::Running };
+        let state = if self.running.is_empty() { PortState::Connected } else { PortState::Running };
         self.info(|all| {
             if let Some(slot) = all.queues.get_mut(usize::from(queue)) {
                 *slot = info;
@@ -223,7 +222,17 @@ impl Device for NetDevice {
             let faulted = false;
             let offloads = Offloads::from_host_features(features);
             Command::StartTx(Box::new(LiveTx {
-                port, index, queue, mem, vnet_len, offloads, kick, call, enabled, armed, faulted,
+                port,
+                index,
+                queue,
+                mem,
+                vnet_len,
+                offloads,
+                kick,
+                call,
+                enabled,
+                armed,
+                faulted,
             }))
         } else {
             let offloads = Offloads::from_guest_features(features);

@@ -16,8 +16,8 @@ use sys::EventFd;
 use virtqueue::{Chain, Next, Queue, Used};
 
 use crate::counters::QueueCounters;
-use crate::port::{Refused, Sink};
 use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
+use crate::port::{Refused, Sink};
 
 /// One RX queue of a vhost port.
 #[derive(Debug, Default)]
@@ -116,7 +116,8 @@ impl LiveRx {
                 return Err(Refused::Drop(DropReason::RxRingEmpty));
             }
             let want = need - capacity;
-            capacity += take_buffers(&chain, want, &mut buffers, &mut used).ok_or_else(too_small)?;
+            capacity +=
+                take_buffers(&chain, want, &mut buffers, &mut used).ok_or_else(too_small)?;
         }
         let header = VirtioNetHdr { num_buffers: used.len() as u16, ..frame.offload.header() };
         let mut out = Scatter::new(&buffers);
