@@ -313,17 +313,21 @@ impl Worker {
         let _ = done.send(taps);
     }
 
+    /// What was used while there was no descriptor, or another one, may not have been noticed: the
+    /// new one is signalled once.
     fn set_call(&mut self, port: &Port, virtqueue: u16, call: Option<Arc<EventFd>>) {
         let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
         if is_tx {
             if let Some(queue) = self.tx_queue(port.id, index) {
                 queue.call = call;
+                queue.interrupt();
             }
         } else if let Kind::Vhost(vhost) = &port.kind
             && let Some(queue) = vhost.rx.get(usize::from(index))
             && let Some(live) = queue.live.lock().as_mut()
         {
             live.call = call;
+            live.interrupt(&queue.counters);
         }
     }
 

@@ -172,7 +172,8 @@ impl NetDevice {
         }
     }
 
-    /// Notes which queues run: the port is up while an RX queue does.
+    /// Notes which queues run: the link is up while any does. While only its TX queues run, what
+    /// is sent to the port is dropped there, and what it sends passes.
     fn running(&mut self, queue: u16, info: Option<QueueInfo>) {
         self.running.retain(|running| *running != queue);
         if info.is_some() {
@@ -185,8 +186,7 @@ impl NetDevice {
             }
             all.enter(state);
         });
-        let up = self.running.iter().any(|queue| queue % 2 == 0);
-        self.link(up);
+        self.link(!self.running.is_empty());
     }
 }
 
@@ -218,7 +218,8 @@ impl Device for NetDevice {
         self.info(|info| info.page_size = Some(page_size));
         let (port, index) = (Arc::clone(&self.port), virtqueue / 2);
         let command = if virtqueue % 2 == 1 {
-            let armed = false;
+            // A queue starts with kicks asked for.
+            let armed = true;
             let faulted = false;
             let offloads = Offloads::from_host_features(features);
             Command::StartTx(Box::new(LiveTx {
