@@ -209,7 +209,8 @@ fn play(plane: &Plane, ports: [PortId; 2], a: &mut Vm, b: &mut Vm, rng: &mut Rng
             let to = difference(&plane.status(ports[1]).to_port, &before[1].to_port);
             (from, to)
         };
-        let what = || format!("{work:?} to {taken:#x}: {:#?}, not {:#?}", counted(), (sent, expected));
+        let what =
+            || format!("{work:?} to {taken:#x}: {:#?}, not {:#?}", counted(), (sent, expected));
         wait(what, || counted() == (sent, expected));
     }
 }
@@ -375,7 +376,11 @@ const LIES: &[Lie] = &[
 /// Each lie costs its own frame, under its name, and the port lives on.
 #[test]
 fn lies_about_offloads_cost_their_frame() {
-    let able = Guest { rx_buffer: (65_600, 65_600), rx_buffers: 16, ..receiver(ALL_OFFLOADS, true, false) };
+    let able = Guest {
+        rx_buffer: (65_600, 65_600),
+        rx_buffers: 16,
+        ..receiver(ALL_OFFLOADS, true, false)
+    };
     for to in [receiver(0, true, false), able] {
         let plane = Plane::new();
         let (from, mut a) = plane.vm("sender", &sender());
@@ -438,7 +443,11 @@ fn an_offload_must_have_been_negotiated() {
     const HOST_ECN: u64 = 1 << 13;
     const HOST_USO: u64 = 1 << 56;
     let plane = Plane::new();
-    let able = Guest { rx_buffer: (65_600, 65_600), rx_buffers: 16, ..receiver(ALL_OFFLOADS, true, false) };
+    let able = Guest {
+        rx_buffer: (65_600, 65_600),
+        rx_buffers: 16,
+        ..receiver(ALL_OFFLOADS, true, false)
+    };
     let (_, mut b) = plane.vm("receiver", &able);
     let port = plane.port("sender");
     let mut rng = Rng::new(12);

@@ -17,8 +17,11 @@ use testkit::frontend::request;
 
 /// All kinds of notification there are.
 fn kinds() -> [Guest; 4] {
-    [(false, false), (false, true), (true, false), (true, true)]
-        .map(|(packed, event_idx)| Guest { packed, event_idx, ..Guest::plain() })
+    [(false, false), (false, true), (true, false), (true, true)].map(|(packed, event_idx)| Guest {
+        packed,
+        event_idx,
+        ..Guest::plain()
+    })
 }
 
 /// Takes frames as a guest does that sleeps until it is interrupted. Returns how often it slept.
@@ -68,6 +71,23 @@ fn an_idle_worker_does_nothing_at_all() {
     plane.end();
 }
 
+/// A worker that sleeps hears of its end, whatever it did before.
+#[test]
+fn a_sleeping_data_plane_shuts_down() {
+    for round in 0..20 {
+        let plane = Plane::with_workers(1 + round % 2);
+        let (port, vm) = plane.vm("vm", &Guest::plain());
+        if round % 4 < 2 {
+            vm.leave();
+            plane.wait_state(port, &dataplane::PortState::Waiting);
+        }
+        wait(|| "sleep".into(), || asleep(&plane));
+        let end = thread::spawn(move || plane.end());
+        wait(|| "the end of the workers".into(), || end.is_finished());
+        end.join().unwrap();
+    }
+}
+
 /// A single frame after silence, a thousand times for each kind of ring: from a worker that
 /// sleeps, and from one that is about to.
 #[test]
@@ -105,7 +125,8 @@ fn no_wake_up_is_lost() {
 fn a_ball_between_two_sleepers_is_never_dropped() {
     for guest in kinds() {
         let plane = Plane::with_workers(2);
-        let ports = [0, 1].map(|n| plane.port_with(&format!("vm{n}"), |spec, _| spec.worker = Some(n)));
+        let ports =
+            [0, 1].map(|n| plane.port_with(&format!("vm{n}"), |spec, _| spec.worker = Some(n)));
         let [mut a, mut b] = [0, 1].map(|n| plane.connect(&format!("vm{n}"), &guest));
         let player = thread::spawn(move || {
             for _ in 0..500 {
@@ -138,7 +159,12 @@ fn a_polling_worker_needs_no_kicks() {
             assert_eq!(b.take(1).len(), 1);
         }
         let kicks = a.tx[0].kicks;
-        assert!(kicks <= 2, "{kicks} kicks for 500 frames, packed: {}, event index: {}", guest.packed, guest.event_idx);
+        assert!(
+            kicks <= 2,
+            "{kicks} kicks for 500 frames, packed: {}, event index: {}",
+            guest.packed,
+            guest.event_idx
+        );
         plane.end();
     }
 }
@@ -180,7 +206,8 @@ fn unwanted_interrupts_are_not_sent() {
         wait(|| "sleep".into(), || asleep(&plane));
         a.tx[0].fds.call.drain();
         b.rx[0].fds.call.drain();
-        let counts = || (interrupts(&plane, from, Direction::Tx), interrupts(&plane, to, Direction::Rx));
+        let counts =
+            || (interrupts(&plane, from, Direction::Tx), interrupts(&plane, to, Direction::Rx));
         let before = counts();
         for n in 0..300 {
             ball(&mut a, &mut b, n);
@@ -219,10 +246,13 @@ fn an_interrupt_comes_when_it_was_asked_for() {
                 a.send(&eth(BROADCAST, mac(0), &n.to_be_bytes()));
                 let frames = n as usize + 1;
                 b.refilling = false;
-                wait(|| "a frame".into(), || {
-                    b.poll();
-                    b.inbox.len() == frames
-                });
+                wait(
+                    || "a frame".into(),
+                    || {
+                        b.poll();
+                        b.inbox.len() == frames
+                    },
+                );
                 // The decision about an interrupt is made by then.
                 wait(|| "sleep".into(), || asleep(&plane));
             }

@@ -6,27 +6,18 @@
 mod common;
 
 use std::os::unix::net::UnixListener;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::duo::Duo;
 use common::frames::{BROADCAST, Vnet, eth, mac};
 use common::plane::Plane;
-use common::process::Holdings;
 use common::vm::{Guest, Side, Vm, region};
 use common::{Rng, wait};
-use dataplane::{DropReason, PortState, SocketMode};
+use dataplane::{PortState, SocketMode};
 use rustix::fs::ftruncate;
 use testkit::driver;
 use testkit::frontend::{SharedMemory, request};
 
 /// What a stopped queue's memory is filled with.
 const SCRIBBLE: u8 = 0x5c;
-
-/// Tests that count what the process holds run alone.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn formats() -> [Guest; 2] {
     [false, true].map(|packed| Guest { packed, ..Guest::plain() })
@@ -68,16 +59,19 @@ fn areas(side: &Side) -> [(u64, u32); 3] {
 /// Once GET_VRING_BASE is answered the device touches nothing of the ring and its buffers.
 #[test]
 fn a_stopped_tx_queue_is_left_alone() {
+    const RING: u16 = 4096;
     for guest in formats() {
+        let long =
+            Guest { ring: RING, tx_max: 100, tx_buffers: 4000, rx_buffers: 4000, ..guest.clone() };
         let plane = Plane::new();
-        let (_, mut a) = plane.vm("a", &guest);
-        let (_, mut b) = plane.vm("b", &guest);
+        let (_, mut a) = plane.vm("a", &Guest { rx_buffers: 1, ..long.clone() });
+        let (_, mut b) = plane.vm("b", &long);
         let (_, mut c) = plane.vm("c", &guest);
         let mut rng = Rng::new(1);
         let (mut next, mut expected) = (0, 0);
-        for _ in 0..60 {
+        for _ in 0..40 {
             let first = next;
-            for _ in 0..rng.range(1, 250) {
+            for _ in 0..rng.range(1, 4000) {
                 assert!(a.add(0, &Vnet::default(), &frame(next)));
                 next += 1;
             }
@@ -87,7 +81,7 @@ fn a_stopped_tx_queue_is_left_alone() {
             // Every frame has one descriptor; the ring started anew this round.
             let taken = if guest.packed {
                 assert_eq!(base >> 16, base & 0xffff, "avail and used are the same when quiet");
-                (base & 0x7fff) + if base & 0x8000 == 0 { 256 } else { 0 }
+                (base & 0x7fff) + if base & 0x8000 == 0 { RING.into() } else { 0 }
             } else {
                 base
             };
@@ -103,13 +97,20 @@ fn a_stopped_tx_queue_is_left_alone() {
             for _ in 0..10 {
                 c.send(&hello);
                 let mut heard = false;
-                wait(|| "the others".into(), || {
-                    b.poll();
-                    for one in b.inbox.drain(..) {
-                        if one.frame == hello { heard = true } else { got.push(number(&one.frame)) }
-                    }
-                    heard
-                });
+                wait(
+                    || "the others".into(),
+                    || {
+                        b.poll();
+                        for one in b.inbox.drain(..) {
+                            if one.frame == hello {
+                                heard = true;
+                            } else {
+                                got.push(number(&one.frame));
+                            }
+                        }
+                        heard
+                    },
+                );
             }
             for (gpa, len) in areas(&a.tx[0]) {
                 let now = driver::read(mem, gpa, len).unwrap();
@@ -121,7 +122,8 @@ fn a_stopped_tx_queue_is_left_alone() {
             a.start_queue(1);
             plane.barrier();
         }
-        assert!(expected > 0 && expected < next, "stopped at every kind of moment: {expected} of {next}");
+        // Nearly always some were stopped in the middle, but nobody can promise that.
+        assert!(expected > 0 && expected <= next, "{expected} of {next}");
         plane.end();
     }
 }
@@ -147,7 +149,12 @@ fn a_stopped_rx_queue_is_left_alone() {
             let got = numbers(&mut b);
             assert!(got.is_sorted_by(|a, b| a < b));
             received += got.len();
-            assert_eq!(base, b.rx[0].queue.base(), "after {} more frames", b.rx[0].completed - before);
+            assert_eq!(
+                base,
+                b.rx[0].queue.base(),
+                "after {} more frames",
+                b.rx[0].completed - before
+            );
             let mem = b.memory.guest().clone();
             let far = b.memory.regions()[2].spec;
             let mut places = areas(&b.rx[0]).to_vec();
@@ -203,6 +210,24 @@ fn memory_of_stopped_queues_may_vanish() {
         b.frontend.get_u64(request::GET_FEATURES).unwrap();
         assert_eq!(plane.status(port).state, PortState::Connected);
         assert_eq!(plane.status(port).last_fault, None);
+        plane.end();
+    }
+}
+
+/// Memory that vanishes while nothing is sent is noticed too: the guest's kicks lead nowhere, for
+/// ever, if the port goes on as if nothing had happened.
+#[test]
+fn memory_that_vanishes_under_an_idle_queue_is_noticed() {
+    for packed in [false, true] {
+        let plane = Plane::new();
+        let (port, vm) = plane.vm("vm", &Guest { packed, ..Guest::plain() });
+        vm.memory.regions().iter().for_each(|region| ftruncate(&region.fd, 0).unwrap());
+        vm.tx[0].fds.kick.signal().unwrap();
+        let noticed = || {
+            let fault = plane.status(port).last_fault;
+            fault.is_some_and(|fault| fault.starts_with("device-fault: memory-vanished"))
+        };
+        wait(|| format!("a fault of {:#?}", plane.status(port)), noticed);
         plane.end();
     }
 }
@@ -322,7 +347,8 @@ fn the_memory_of_a_sender_changes_under_traffic() {
         let extra = SharedMemory::of(vec![region(gpa, 1 << 16)]).unwrap();
         a.send_from(&extra, gpa, &frame(next));
         a.frontend.wait_closed().unwrap();
-        let ended = || plane.status(from).last_fault.is_some_and(|fault| fault.contains("buffer-outside"));
+        let ended =
+            || plane.status(from).last_fault.is_some_and(|fault| fault.contains("buffer-outside"));
         wait(|| format!("{:#?}", plane.status(from)), ended);
         plane.end();
     }
@@ -363,52 +389,6 @@ fn the_memory_of_a_receiver_changes_under_traffic() {
         assert_eq!(got.len() as u64 + balance.dropped(), a.sent);
         plane.end();
     }
-}
-
-/// A VM that comes and goes a hundred times, politely and not, next to two that go on.
-#[test]
-fn a_hundred_reconnects_leave_nothing_behind() {
-    let _alone = alone();
-    let plane = Plane::new();
-    let (_, a) = plane.vm("a", &Guest::plain());
-    let (_, b) = plane.vm("b", &Guest { packed: true, ..Guest::plain() });
-    let (_, mut d) = plane.vm("d", &Guest::plain());
-    let port = plane.port("c");
-    let duo = Duo::start(a, b, [mac(10), mac(11)]);
-    duo.wait_for_more(50);
-    let start = Holdings::now();
-    for round in 0..100u64 {
-        let pairs = 1 + (round % 3) as u16;
-        let guest = Guest { packed: round % 2 == 0, pairs, ..Guest::random(round) };
-        let mut c = plane.connect("c", &guest);
-        assert_eq!(plane.status(port).sessions, round + 1);
-        let there = eth(mac(13), mac(12), &round.to_be_bytes());
-        c.send(&there);
-        assert!(d.take(1)[0].frame == there);
-        let back = eth(mac(12), mac(13), &round.to_be_bytes());
-        d.send(&back);
-        assert!(c.take(1)[0].frame == back);
-        match round % 4 {
-            0 => {}
-            1 => (0..2 * pairs).for_each(|queue| drop(c.frontend.stop_queue(queue).unwrap())),
-            // With frames on the way.
-            2 => (0..20).for_each(|_| c.send(&there)),
-            // In the middle of a message.
-            _ => c.frontend.send(&[3, 0, 0], &[]).unwrap(),
-        }
-        c.leave();
-        plane.wait_state(port, &PortState::Waiting);
-        d.poll();
-        d.inbox.clear();
-    }
-    let same = || {
-        let now = Holdings::now();
-        now.descriptors == start.descriptors && now.threads == start.threads
-    };
-    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
-    duo.wait_for_more(50);
-    duo.finish();
-    plane.end();
 }
 
 /// A guest that reboots: reset, and everything told anew in the same session.
@@ -532,36 +512,4 @@ fn descriptors_may_be_exchanged_while_queues_run() {
         assert_eq!(numbers(&mut b), (0..200).collect::<Vec<_>>());
         plane.end();
     }
-}
-
-/// A port whose front end hangs up with frames in all queues: the frames are accounted for, and
-/// the descriptors and mappings are gone.
-#[test]
-fn what_a_lost_session_held_is_given_back() {
-    let _alone = alone();
-    let plane = Plane::new();
-    let (to, mut b) = plane.vm("b", &Guest { rx_buffers: 64, ..Guest::plain() });
-    let from = plane.port("a");
-    let start = Holdings::now();
-    for round in 0..30u64 {
-        let guest = Guest { packed: round % 2 == 1, pairs: 4, ..Guest::plain() };
-        let mut a = plane.connect("a", &guest);
-        for pair in 0..4 {
-            (0..200).for_each(|n| drop(a.add(pair, &Vnet::default(), &frame(n))));
-            a.flush(pair);
-        }
-        drop(a);
-        plane.wait_state(from, &PortState::Waiting);
-        b.poll();
-        b.inbox.clear();
-        let taken = plane.status(from).from_port.frames;
-        plane.settle(&[from, to], taken);
-    }
-    let named = [DropReason::RxRingEmpty, DropReason::NoDestination];
-    let drops = [from, to].map(|port| plane.status(port).drops).concat();
-    assert!(drops.iter().all(|(reason, _)| named.contains(reason)), "{drops:?}");
-    let now = Holdings::now();
-    assert_eq!(now.descriptors, start.descriptors);
-    assert!(now.mappings <= start.mappings + 4, "{start:?}, then {now:?}");
-    plane.end();
 }

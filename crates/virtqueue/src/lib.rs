@@ -115,6 +115,18 @@ impl Queue {
         }
     }
 
+    /// Says that the device only reads from this queue, as from a network device's TX queue.
+    ///
+    /// Entries of a packed ring's indirect tables are then taken for readable whatever their flags
+    /// say: DPDK's driver leaves WRITE set on the first entry of its TX tables.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        if let Self::Packed(queue) = &mut self {
+            queue.read_only = true;
+        }
+        self
+    }
+
     /// Takes the next available chain into `chain`; false if there is none.
     ///
     /// `mem` is the memory the queue was made with. On `false` and on a fault nothing was taken

@@ -84,6 +84,8 @@ pub struct PackedQueue {
     size: u16,
     event_idx: bool,
     indirect: bool,
+    /// See [`crate::Queue::read_only`].
+    pub(crate) read_only: bool,
     /// The next descriptor to pop.
     avail: Cursor,
     /// The next descriptor to mark used.
@@ -116,6 +118,7 @@ impl PackedQueue {
             size,
             event_idx: cfg.event_idx,
             indirect: cfg.indirect,
+            read_only: false,
             avail: start,
             used: start,
             unsignalled: FORCE,
@@ -217,9 +220,10 @@ impl PackedQueue {
         parent: &Descriptor,
     ) -> Result<(), GuestFault> {
         let (table, entries) = table(mem, parent, self.indirect)?;
+        let valid = if self.read_only { 0 } else { WRITE };
         for index in 0..entries {
             let entry = Descriptor::packed(table_entry(&table, index));
-            chain.push(mem, &Descriptor { flags: entry.flags & WRITE, ..entry })?;
+            chain.push(mem, &Descriptor { flags: entry.flags & valid, ..entry })?;
         }
         Ok(())
     }

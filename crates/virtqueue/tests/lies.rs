@@ -301,3 +301,25 @@ fn a_lie_breaks_its_own_queue_only() {
     assert!(honest.device.pop(&mem, &mut chain).unwrap());
     assert_eq!(chain.readable_len(), 10);
 }
+
+/// DPDK's driver leaves WRITE set on the first entry of the tables it transmits by.
+#[test]
+fn write_in_a_table_means_nothing_where_the_device_only_reads() {
+    let table = [good(WRITE, 0), good(0, 0)];
+    for read_only in [false, true] {
+        let mut world = World::plain(true, N);
+        offer_table(&world, true, &table);
+        if read_only {
+            let cfg = config(&world.driver);
+            world.device = Queue::new(&world.mem, &cfg).unwrap().read_only();
+        }
+        let mut chain = Chain::new();
+        let popped = world.device.pop(&world.mem, &mut chain);
+        if read_only {
+            assert_eq!(popped, Ok(true));
+            assert_eq!((chain.readable_len(), chain.writable_len()), (128, 0));
+        } else {
+            assert_eq!(popped, Err(GuestFault::ReadableAfterWritable));
+        }
+    }
+}

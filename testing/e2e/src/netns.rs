@@ -1,6 +1,7 @@
 //! Network namespaces: hosts that cost nothing.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -91,9 +92,15 @@ impl Netns {
 impl Drop for Netns {
     fn drop(&mut self) {
         if !self.keep {
-            let _ = run("ip", &["netns", "del", &self.name]);
+            delete(&self.name);
         }
     }
+}
+
+/// Removes a namespace; not by [`run`], which gives up after Ctrl-C.
+fn delete(name: &str) {
+    // There is nobody to report a failure to; the next run tries again (see `sweep`).
+    let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
 }
 
 /// Removes namespaces of runs that were killed before they could.
@@ -106,7 +113,7 @@ fn sweep() {
             if pid.is_some_and(|p| {
                 p.parse::<u32>().is_ok() && !fs::exists(format!("/proc/{p}")).unwrap_or(true)
             }) {
-                let _ = run("ip", &["netns", "del", &name]);
+                delete(&name);
             }
         }
     });

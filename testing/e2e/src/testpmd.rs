@@ -95,6 +95,9 @@ impl Testpmd {
         let prefix = format!("hayate-{}-{n}", std::process::id());
         // Nothing of the machine's configuration is changed: no huge pages, no shared state.
         let mut argv = argv![
+            // Line by line, or what it says would stay in its buffer.
+            "stdbuf",
+            "-oL",
             "dpdk-testpmd",
             "--no-huge",
             "--no-shconf",

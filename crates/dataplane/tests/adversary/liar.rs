@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use guestmem::GuestMemory;
 use testkit::driver::{self, Buffer, DriverQueue, Raw, RawDesc, RingSpec, Shape, flags};
-use testkit::frontend::{Frontend, FrontendError, QueueFds, SharedMemory, feature, protocol, request};
+use testkit::frontend::{
+    Frontend, FrontendError, QueueFds, SharedMemory, feature, protocol, request,
+};
 
 use crate::common::PATIENCE;
 use crate::common::frames::{BROADCAST, Mac, eth};
@@ -49,10 +51,8 @@ pub(crate) struct Ring {
 impl Ring {
     fn new(memory: &SharedMemory, options: Options, index: u64, at: u64) -> Ring {
         let gpa = at + index * 0x1_0000;
-        let spec = RingSpec {
-            event_idx: options.event_idx,
-            ..RingSpec::new(options.packed, N, gpa)
-        };
+        let spec =
+            RingSpec { event_idx: options.event_idx, ..RingSpec::new(options.packed, N, gpa) };
         Ring {
             queue: DriverQueue::new(memory.guest(), &spec).unwrap(),
             fds: fds(),

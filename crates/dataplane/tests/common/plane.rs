@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dataplane::{
     DropReason, Host, NetworkId, NetworkSpec, Options, PortId, PortKind, PortSpec, PortState,
-    PortStatus, SocketMode, Traffic, VhostSpec, VlanMode, WorkerState,
+    PortStatus, SocketMode, Traffic, VhostSpec, VlanMode,
 };
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -44,6 +44,8 @@ pub(crate) fn panics() -> usize {
 pub(crate) struct Plane {
     pub(crate) host: Host,
     pub(crate) network: NetworkId,
+    /// Another network, without ports.
+    aside: NetworkId,
     runtime: Handle,
     dir: TempDir,
     control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -67,11 +69,18 @@ impl Plane {
         let (runtime, control) = control_thread();
         let host = Host::start(options, runtime.clone()).unwrap();
         let network = host.add_network(&network("test")).unwrap();
-        Plane { host, network, runtime, dir: tempfile::tempdir().unwrap(), control: Some(control) }
+        let aside = host.add_network(&self::network("aside")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        Plane { host, network, aside, runtime, dir, control: Some(control) }
     }
 
     pub(crate) fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
+    }
+
+    /// Runs something on the control thread.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        drop(self.runtime.spawn(future));
     }
 
     /// Where the socket of a port is.
@@ -123,16 +132,14 @@ impl Plane {
         (port, self.connect(name, guest))
     }
 
-    /// Returns once every worker works with what control last told it.
+    /// Returns once every worker has done what it was told before: a new port is known to all of
+    /// them when it is made. It is of another network and connects to nobody.
     pub(crate) fn barrier(&self) {
-        let before = self.host.workers();
-        let passed = || {
-            let now = self.host.workers();
-            before.iter().zip(&now).all(|(before, now)| {
-                now.state == WorkerState::Asleep || now.polls >= before.polls + 2
-            })
-        };
-        wait(|| "all workers pass or sleep".into(), passed);
+        let port = self.port_with("nobody", |spec, vhost| {
+            spec.network = self.aside;
+            vhost.mode = SocketMode::Client;
+        });
+        self.run(self.host.remove_port(port)).unwrap();
     }
 
     pub(crate) fn status(&self, port: PortId) -> PortStatus {

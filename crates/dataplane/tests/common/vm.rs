@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,8 +23,7 @@ const MRG_RXBUF: u64 = 1 << 15;
 const MQ: u64 = 1 << 22;
 /// Every checksum and segmentation feature: CSUM, GUEST_CSUM, GUEST_TSO4, TSO6 and ECN, HOST_TSO4,
 /// TSO6 and ECN, GUEST_USO4 and USO6, HOST_USO.
-pub(crate) const ALL_OFFLOADS: u64 =
-    0b11 | 0b111 << 7 | 0b111 << 11 | 1 << 54 | 1 << 55 | 1 << 56;
+pub(crate) const ALL_OFFLOADS: u64 = 0b11 | 0b111 << 7 | 0b111 << 11 | 1 << 54 | 1 << 55 | 1 << 56;
 /// What RX buffers hold before the device writes into them.
 const BLANK: u8 = 0xa5;
 /// Least distance of two memory regions that are not adjacent.
@@ -292,7 +291,8 @@ impl Vm {
     /// Starts one virtqueue: 2k is RX, 2k + 1 is TX.
     pub(crate) fn start_queue(&mut self, index: u16) {
         let Vm { frontend, memory, rx, tx, .. } = self;
-        let side = if index % 2 == 0 { &rx[usize::from(index) / 2] } else { &tx[usize::from(index) / 2] };
+        let sides = if index.is_multiple_of(2) { rx } else { tx };
+        let side = &sides[usize::from(index) / 2];
         frontend.start_queue_with(index, memory, &side.queue, &side.fds).unwrap();
     }
 
@@ -373,10 +373,13 @@ impl Vm {
     pub(crate) fn send_on(&mut self, pair: usize, header: &Vnet, frame: &[u8]) {
         if !self.add(pair, header, frame) {
             self.flush(pair);
-            wait(|| "room in the TX ring".into(), || {
-                self.poll();
-                self.add(pair, header, frame)
-            });
+            wait(
+                || "room in the TX ring".into(),
+                || {
+                    self.poll();
+                    self.add(pair, header, frame)
+                },
+            );
         }
         self.flush(pair);
     }
@@ -439,12 +442,26 @@ impl Vm {
         self.inbox.drain(..count).collect()
     }
 
+    /// Waits for this frame, whatever else comes.
+    pub(crate) fn hear(&mut self, frame: &[u8]) {
+        wait(
+            || format!("{frame:x?}"),
+            || {
+                self.poll();
+                self.inbox.drain(..).any(|received| received.frame == frame)
+            },
+        );
+    }
+
     /// Waits until the device has given back every frame that was sent.
     pub(crate) fn drain(&mut self) {
-        wait(|| "all sent frames come back".into(), || {
-            self.poll();
-            self.tx.iter().all(|side| side.queue.outstanding() == 0)
-        });
+        wait(
+            || "all sent frames come back".into(),
+            || {
+                self.poll();
+                self.tx.iter().all(|side| side.queue.outstanding() == 0)
+            },
+        );
     }
 
     /// RX buffers the device has.
@@ -467,7 +484,7 @@ pub(crate) fn region(guest_addr: u64, size: u64) -> Region {
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, size).unwrap();
     let spec = RegionSpec { guest_addr, size, user_addr: USER + guest_addr, mmap_offset: 0 };
-    Region { spec, fd: Arc::new(OwnedFd::from(fd)) }
+    Region { spec, fd: Arc::new(fd) }
 }
 
 /// Sleeps until the descriptor is signalled; false if it never is.

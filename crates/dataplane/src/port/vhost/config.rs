@@ -222,6 +222,7 @@ impl Device for NetDevice {
             let armed = true;
             let faulted = false;
             let offloads = Offloads::from_host_features(features);
+            let queue = queue.read_only();
             Command::StartTx(Box::new(LiveTx {
                 port,
                 index,

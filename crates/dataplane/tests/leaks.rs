@@ -1,0 +1,105 @@
+//! Sessions that come and go leave nothing behind: no descriptor, no thread, no mapping.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::duo::Duo;
+use common::frames::{Vnet, eth, mac};
+use common::plane::Plane;
+use common::process::Holdings;
+use common::vm::Guest;
+use common::wait;
+use dataplane::{DropReason, PortState};
+
+/// What the process holds can only be counted by one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A VM that comes and goes a hundred times, politely and not, next to two that go on.
+#[test]
+fn a_hundred_reconnects_leave_nothing_behind() {
+    let _alone = alone();
+    let plane = Plane::new();
+    let (_, a) = plane.vm("a", &Guest::plain());
+    let (_, b) = plane.vm("b", &Guest { packed: true, ..Guest::plain() });
+    let (_, mut d) = plane.vm("d", &Guest::plain());
+    let port = plane.port("c");
+    let duo = Duo::start(a, b, [mac(10), mac(11)]);
+    duo.wait_for_more(50);
+    let start = Holdings::now();
+    for round in 0..100u64 {
+        let pairs = 1 + (round % 3) as u16;
+        let guest = Guest { packed: round % 2 == 0, pairs, ..Guest::random(round) };
+        let mut c = plane.connect("c", &guest);
+        assert_eq!(plane.status(port).sessions, round + 1);
+        let there = eth(mac(13), mac(12), &round.to_be_bytes());
+        c.send(&there);
+        d.hear(&there);
+        let back = eth(mac(12), mac(13), &round.to_be_bytes());
+        d.send(&back);
+        c.hear(&back);
+        match round % 4 {
+            0 => {}
+            1 => {
+                for queue in 0..2 * pairs {
+                    c.frontend.stop_queue(queue).unwrap();
+                }
+            }
+            // With frames on the way.
+            2 => (0..20).for_each(|_| c.send(&there)),
+            // In the middle of a message.
+            _ => c.frontend.send(&[3, 0, 0], &[]).unwrap(),
+        }
+        c.leave();
+        plane.wait_state(port, &PortState::Waiting);
+        d.poll();
+        d.inbox.clear();
+    }
+    let same = || {
+        let now = Holdings::now();
+        now.descriptors == start.descriptors && now.threads == start.threads
+    };
+    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
+    duo.wait_for_more(50);
+    duo.finish();
+    plane.end();
+}
+
+/// A port whose front end hangs up with frames in all queues: the frames are accounted for, and
+/// the descriptors and mappings are gone.
+#[test]
+fn what_a_lost_session_held_is_given_back() {
+    let _alone = alone();
+    let plane = Plane::new();
+    let (to, mut b) = plane.vm("b", &Guest { rx_buffers: 64, ..Guest::plain() });
+    let from = plane.port("a");
+    let start = Holdings::now();
+    for round in 0..30u64 {
+        let guest = Guest { packed: round % 2 == 1, pairs: 4, ..Guest::plain() };
+        let mut a = plane.connect("a", &guest);
+        for pair in 0..4 {
+            for n in 0..200u32 {
+                assert!(a.add(pair, &Vnet::default(), &eth(mac(1), mac(0), &n.to_be_bytes())));
+            }
+            a.flush(pair);
+        }
+        drop(a);
+        plane.wait_state(from, &PortState::Waiting);
+        b.poll();
+        b.inbox.clear();
+        let taken = plane.status(from).from_port.frames;
+        plane.settle(&[from, to], taken);
+    }
+    let named = [DropReason::RxRingEmpty, DropReason::NoDestination];
+    let drops = [from, to].map(|port| plane.status(port).drops).concat();
+    assert!(drops.iter().all(|(reason, _)| named.contains(reason)), "{drops:?}");
+    let now = Holdings::now();
+    assert_eq!(now.descriptors, start.descriptors);
+    assert!(now.mappings <= start.mappings + 4, "{start:?}, then {now:?}");
+    plane.end();
+}
