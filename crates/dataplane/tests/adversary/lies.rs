@@ -69,6 +69,9 @@ const fn race(name: &'static str, on: On, by: By, tell: fn(&Ring)) -> Lie {
     lie(name, on, by, Fate::Either, tell)
 }
 
+/// Of a buffer to read behind one to write.
+const MIXED: Fate = Fate::Ends("readable-after-writable");
+
 /// Lies about which the device cannot be mistaken.
 const FATAL: &[Lie] = &[
     fatal("a buffer of no bytes", "zero-length", |r| r.one(DATA, 0, r.write, 0)),
@@ -120,7 +123,10 @@ const FATAL: &[Lie] = &[
     fatal("a bad buffer in a table", "buffer-outside", |r| {
         r.offer_table(&[r.good(NEXT, 1), desc(END, 1, r.write)]);
     }),
-    fatal("readable behind writable in a table", "readable-after-writable", |r| {
+    lie("readable behind writable in a table", On::Both, By::Rx, MIXED, |r| {
+        r.offer_table(&[r.good(NEXT | WRITE, 1), desc(DATA, 64, 0)]);
+    }),
+    lie("readable behind writable in a TX table", On::Split, By::Tx, MIXED, |r| {
         r.offer_table(&[r.good(NEXT | WRITE, 1), desc(DATA, 64, 0)]);
     }),
     fatal("1025 buffers in a table", "too-many-segments", |r| {
@@ -203,6 +209,10 @@ const HARMLESS: &[Lie] = &[
     harmless("a table to write into", On::Both, By::Any, |r| {
         r.write_table(&[r.good(0, 0)]);
         r.one(TABLE, 16, INDIRECT | WRITE, 0);
+    }),
+    // DPDK leaves the flags in such a table as they were.
+    harmless("any flags in a packed TX table", On::Packed, By::Tx, |r| {
+        r.offer_table(&[r.good(NEXT | WRITE, 1), desc(DATA, 64, u16::MAX)]);
     }),
     harmless("a table at an odd address", On::Both, By::Any, |r| {
         let halves = if r.packed { r.good(0, 0).packed() } else { r.good(0, 0).split() };
