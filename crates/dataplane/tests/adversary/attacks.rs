@@ -257,6 +257,17 @@ pub(crate) const ATTACKS: &[Attack] = &[
         feed();
         vanished(&mut liar, feed)
     }),
+    Attack {
+        name: "memory cut off under RX buffers of a guest that sends nothing",
+        run: |socket, options, mac, feed| {
+            let mut liar = Liar::connect(socket, options, mac);
+            let [rx, _] = &liar.rings;
+            liar.frontend.start_queue_with(0, &liar.memory, &rx.queue, &rx.fds).unwrap();
+            cut(&liar, 1, 0);
+            rx.one(BIG + 4096, 2048, rx.write, 0);
+            vanished(&mut liar, feed)
+        },
+    },
     running!("memory cut off under the rings", |liar, feed| {
         flood(&mut liar, feed);
         cut(&liar, 0, 0);

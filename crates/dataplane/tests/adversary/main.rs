@@ -109,7 +109,19 @@ impl Scene {
         self.feed();
         match lie.fate {
             Fate::Ends(fault) => {
-                liar.frontend.wait_closed().unwrap();
+                // A frame fed before the switch knew the liar's port passes it by: feed until it ends.
+                for _ in 0..5_000 {
+                    let state = self.plane.status(port).state;
+                    if !matches!(state, PortState::Running | PortState::Connected) {
+                        break;
+                    }
+                    liar.rings[told].kick();
+                    self.feed();
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                liar.frontend.wait_closed().unwrap_or_else(|error| {
+                    panic!("{case:?}: {error}: {:#?}", self.plane.status(port));
+                });
                 self.expect_fault(port, |name| name == fault, case);
             }
             Fate::Lives => {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test gives up on it. Only a hang takes this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(8);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for something to come true.
 pub(crate) fn wait(what: impl FnMut() -> String, done: impl FnMut() -> bool) {

@@ -174,7 +174,10 @@ impl Plane {
 
     fn shut_down(&mut self) {
         if let Some((stop, thread)) = self.control.take() {
-            self.run(self.host.shutdown());
+            let (host, runtime) = (self.host.clone(), self.runtime.clone());
+            let end = thread::spawn(move || runtime.block_on(host.shutdown()));
+            wait(|| "the end of the workers".into(), || end.is_finished());
+            end.join().unwrap();
             let _ = stop.send(());
             thread.join().unwrap();
         }
