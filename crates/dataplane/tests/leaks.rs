@@ -7,12 +7,12 @@ mod common;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::duo::Duo;
-use common::frames::{Vnet, eth, mac};
+use common::frames::{BROADCAST, Vnet, eth, mac};
 use common::plane::Plane;
 use common::process::Holdings;
 use common::vm::Guest;
 use common::wait;
-use dataplane::{DropReason, PortState};
+use dataplane::{DropReason, PortState, VlanMode};
 
 /// What the process holds can only be counted by one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -101,5 +101,55 @@ fn what_a_lost_session_held_is_given_back() {
     let now = Holdings::now();
     assert_eq!(now.descriptors, start.descriptors);
     assert!(now.mappings <= start.mappings + 4, "{start:?}, then {now:?}");
+    plane.end();
+}
+
+/// Ports that are made and removed while workers send to them: nobody waits, nothing is left, and
+/// the others miss nothing.
+#[test]
+fn ports_come_and_go_under_traffic() {
+    let _alone = alone();
+    let plane = Plane::with_workers(2);
+    let on = |name: &str, worker, vlan| {
+        plane.port_with(name, |spec, _| {
+            spec.worker = Some(worker);
+            spec.vlan = VlanMode::Access(vlan);
+        })
+    };
+    let vm = |name: &str, worker, vlan| {
+        on(name, worker, vlan);
+        plane.connect(name, &Guest::plain())
+    };
+    let duo = Duo::start(vm("a", 0, 10), vm("b", 1, 10), [mac(0), mac(1)]);
+    let mut talkers = [vm("c", 0, 20), vm("d", 1, 20)];
+    duo.wait_for_more(50);
+    let start = Holdings::now();
+    for round in 0..60u64 {
+        let port = on("guest", (round % 2) as u16, 20);
+        let guest = Guest { packed: round % 4 < 2, ..Guest::plain() };
+        let mut vm = plane.connect("guest", &guest);
+        for n in 0..300u32 {
+            for (from, talker) in talkers.iter_mut().enumerate() {
+                talker.send(&eth(BROADCAST, mac(20 + from as u32), &n.to_be_bytes()));
+                talker.poll();
+                talker.inbox.clear();
+            }
+            if round % 3 == 0 && n == 150 {
+                // Its session ends first.
+                vm.frontend.send(&[0xff; 12], &[]).unwrap();
+            }
+        }
+        plane.run(plane.host.remove_port(port)).unwrap();
+        vm.frontend.wait_closed().unwrap();
+        assert!(plane.host.port_status(port).is_none());
+    }
+    let same = || {
+        let now = Holdings::now();
+        now.descriptors == start.descriptors && now.threads == start.threads
+    };
+    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
+    duo.wait_for_more(50);
+    duo.finish();
+    drop(talkers);
     plane.end();
 }

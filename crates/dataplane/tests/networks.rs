@@ -307,7 +307,7 @@ fn the_mtu_of_a_session_ends_with_it() {
 #[test]
 fn two_workers_send_to_each_other_at_once() {
     const PORTS: usize = 4;
-    const FRAMES: u32 = 6000;
+    const FRAMES: u32 = 20_000;
     let plane = Plane::with_workers(2);
     let mut ports = Vec::new();
     let mut vms = Vec::new();
@@ -372,7 +372,7 @@ fn ports_are_placed_on_workers() {
     let plane = Plane::with_workers(2);
     let mut ports = Vec::new();
     for n in 0..4 {
-        ports.push(plane.port(&format!("p{n}")));
+        ports.push(plane.port_with(&format!("p{n}"), |spec, _| spec.worker = None));
     }
     let vms: Vec<_> = (0..4).map(|n| plane.connect(&format!("p{n}"), &Guest::plain())).collect();
     let placed = || plane.host.workers().iter().all(|worker| worker.queues.len() == 2);

@@ -155,7 +155,7 @@ impl Head {
     /// Ethernet header or no headroom left.
     pub fn push_vlan(&mut self, tci: Tci) -> bool {
         let start = usize::from(self.start);
-        if self.len() < ETHERTYPE_OFFSET + 2 || start < VNET_HLEN + VLAN_HLEN {
+        if self.len() < ETHERTYPE_OFFSET + 2 || start < ROOM - HEADROOM + VLAN_HLEN {
             return false;
         }
         self.buf.copy_within(start..start + ETHERTYPE_OFFSET, start - VLAN_HLEN);

@@ -52,7 +52,7 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    /// With one worker that is not pinned.
+    /// With workers that are not pinned, of which tests use the first unless they say otherwise.
     pub(crate) fn new() -> Plane {
         Plane::with(&Options { cpus: None, ..Options::default() })
     }
@@ -111,7 +111,7 @@ impl Plane {
             vlan: VlanMode::None,
             mac_limit: None,
             mtu: None,
-            worker: None,
+            worker: Some(0),
             kind: PortKind::Vhost(vhost.clone()),
         };
         change(&mut spec, &mut vhost);
