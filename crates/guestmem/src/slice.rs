@@ -12,9 +12,6 @@ use std::ptr::NonNull;
 use crate::copy::{self, word};
 use crate::memory::GuestMemory;
 
-/// Bytes of a cache line.
-const CACHE_LINE: usize = 64;
-
 /// A piece of guest memory that was checked against the table, at most 4 GiB - 1 long.
 ///
 /// The guest may change its bytes at any moment, so two copies of the same piece may differ:
@@ -45,23 +42,6 @@ impl<'m> GuestSlice<'m> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-
-    /// Asks for the cache lines of the first `n` bytes, to be read soon. Changes nothing; never
-    /// faults.
-    #[inline(always)]
-    pub fn prefetch_read(&self, n: usize) {
-        for line in (0..n.min(self.len())).step_by(CACHE_LINE) {
-            copy::prefetch_read(self.ptr.as_ptr().wrapping_add(line));
-        }
-    }
-
-    /// The same for bytes to be written soon.
-    #[inline(always)]
-    pub fn prefetch_write(&self, n: usize) {
-        for line in (0..n.min(self.len())).step_by(CACHE_LINE) {
-            copy::prefetch_write(self.ptr.as_ptr().wrapping_add(line));
-        }
     }
 
     /// The first `n` bytes and the rest. `n` beyond the end counts as the end.

@@ -109,7 +109,8 @@ impl Scene {
         self.feed();
         match lie.fate {
             Fate::Ends(fault) => {
-                // A frame fed before the switch knew the liar's port passes it by: feed until it ends.
+                // Fed and kicked until it ends: once, a single frame and kick did not end it, and why is not
+                // known. Lost wake-ups are looked for in quiet.rs, which kicks once.
                 for _ in 0..5_000 {
                     let state = self.plane.status(port).state;
                     if !matches!(state, PortState::Running | PortState::Connected) {
