@@ -5,10 +5,11 @@
 #   bench/vs-testpmd.sh [packed|split] [ROUNDS=5] [SIZES="64 1518"]
 #
 # Needs root, two CPUs with nothing else to do, target/release/hayate; installs DPDK's packages and
-# reserves 1536 hugepages of 2 MiB for the guests while it runs. Frame size: bytes without
-# virtio-net header and FCS. Each figure: the median of 6 windows of 100 ms in the regime in which
-# the two CPUs share a cache (see vugen.c); "full" is how often the guest found its TX ring full:
-# near 100 % the switch was the limit, far below it the generator.
+# reserves 1536 hugepages of 2 MiB while it runs. Frame size: bytes without virtio-net header and
+# FCS. Each figure: the median of 6 windows of 100 ms in the regime in which the two CPUs share a
+# cache (see vugen.c); "full" is how often the guest found its TX ring full: near 100 % the switch
+# was the limit, far below it the generator. Within a round the guests of both switches have the same
+# hugepages (files that stay): other pages alone can change the generator's rate by a tenth.
 set -euo pipefail
 rings=${1:-packed} rounds=${2:-5} sizes=${3:-64 1518}
 here=$(dirname "$(readlink -f "$0")")
@@ -31,7 +32,8 @@ pages_before=$(cat $pages)
 mountpoint -q /dev/hugepages || { mkdir -p /dev/hugepages && mount -t hugetlbfs none /dev/hugepages; }
 
 stop() { [ -z "${switch:-}" ] || { kill "$switch" 2>/dev/null && wait "$switch" 2>/dev/null; } || true; switch=; }
-trap 'stop; echo "$pages_before" >$pages; rm -rf "$dir"' EXIT
+forget_pages() { rm -f /dev/hugepages/vsgen*; }
+trap 'stop; forget_pages; echo "$pages_before" >$pages; rm -rf "$dir"' EXIT
 
 start_hayate() {
     local run=(--run-dir "$dir/run")
@@ -67,25 +69,37 @@ measure() { # SIZE -> "Mpps full%"
     for i in 0 1; do
         device+=(--vdev "net_virtio_user$i,path=$dir/v$i,queues=1,queue_size=256,mac=02:00:00:00:00:0$([ $i = 0 ] && echo a || echo b),$options")
     done
-    BUDGET=${BUDGET:-6} timeout 60 nice -n -20 "$dir/vugen" -l $guest_cpu --in-memory --no-pci -m 512 --single-file-segments \
-        --file-prefix gen --log-level='*:error' "${device[@]}" -- -q 256 -m tput -s "$1" -w 6 -t 100 -W 500 2>/dev/null |
+    BUDGET=${BUDGET:-6} timeout 60 nice -n -20 "$dir/vugen" -l $guest_cpu --huge-unlink=never --no-pci -m 512 --single-file-segments \
+        --file-prefix vsgen --log-level='*:error' "${device[@]}" -- -q 256 -m tput -s "$1" -w 6 -t 100 -W 500 2>/dev/null |
         sed -n 's/.*reg=ccx .*med=\([0-9.]*\).*txfull=\([0-9]*\)%.*/\1 \2/p'
 }
-median() { sort -n | awk '{v[NR]=$1} END {if (NR) print v[int((NR+1)/2)]; else print 0}'; }
+median() { sort -n | awk '{v[NR] = $1} END {print NR ? (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 : 0}'; }
+# WHAT SIZE: sets mpps and full; up to three times, if the CPUs moved apart
+run() {
+    local try
+    for try in 1 2 3; do
+        start_$1
+        read -r mpps full < <(measure "$2") || true
+        stop
+        [ -z "${mpps:-}" ] || return 0
+    done
+}
 
 for size in $sizes; do
     rm -f "$dir"/*."$size"
     for round in $(seq "$rounds"); do
-        for what in testpmd hayate; do
-            start_$what
-            read -r mpps full < <(measure "$size") || true
-            stop
-            echo "  $rings $size B, round $round: $what ${mpps:-no window of the regime} Mpps (full ${full:-?} %)"
-            [ -z "${mpps:-}" ] || echo "$mpps" >>"$dir/$what.$size"
-            mpps= full=
-        done
+        forget_pages
+        mpps= full=
+        run testpmd "$size"; theirs=$mpps theirs_full=$full mpps=
+        run hayate "$size"
+        echo "  $rings $size B, round $round: testpmd ${theirs:--} Mpps (full ${theirs_full:-?} %), hayate ${mpps:--} Mpps (full ${full:-?} %)"
+        [ -n "$theirs" ] && [ -n "$mpps" ] || { echo "  no window of the regime: round does not count"; continue; }
+        echo "$mpps" >>"$dir/hayate.$size"
+        echo "$theirs" >>"$dir/testpmd.$size"
+        awk -v a="$mpps" -v b="$theirs" 'BEGIN {print a / b}' >>"$dir/ratio.$size"
     done
-    a=$(median <"$dir/hayate.$size") b=$(median <"$dir/testpmd.$size")
-    awk -v r="$rings" -v s="$size" -v a="$a" -v b="$b" 'BEGIN {
-        printf "%s %d B: hayate %.2f Mpps (%.1f Gbit/s), dpdk-testpmd %.2f Mpps, ratio %.2f\n", r, s, a, a * s * 8 / 1000, b, b ? a / b : 0}'
+    for what in hayate testpmd ratio; do touch "$dir/$what.$size"; done
+    awk -v r="$rings" -v s="$size" -v a="$(median <"$dir/hayate.$size")" -v b="$(median <"$dir/testpmd.$size")" \
+        -v q="$(median <"$dir/ratio.$size")" 'BEGIN {
+        printf "%s %d B: hayate %.2f Mpps (%.1f Gbit/s), dpdk-testpmd %.2f Mpps, median ratio of a round %.2f\n", r, s, a, a * s * 8 / 1000, b, q}'
 done

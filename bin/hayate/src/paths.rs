@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 /// Directories and files of one daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
-    /// Sockets: the interface's and those of ports without one of their own.
+    /// Sockets: the interface's and those of ports without one of their own. And what survives a
+    /// restart of the daemon but not one of the host.
     pub(crate) run: PathBuf,
     /// What survives a restart.
     pub(crate) state: PathBuf,
@@ -33,6 +34,11 @@ impl Paths {
     /// Directory of vhost sockets that were given no path.
     pub(crate) fn ports(&self) -> PathBuf {
         self.run.join("ports")
+    }
+
+    /// Directory of the files that keep the positions of packed rings, one for each vhost port.
+    pub(crate) fn rings(&self) -> PathBuf {
+        self.run.join("rings")
     }
 
     /// File with the daemon's process number, for people and init scripts.

@@ -97,13 +97,15 @@ impl Plane {
         Ok(self.host.remove_network(network)?)
     }
 
-    /// Opens a port; `socket` is used for vhost only.
+    /// Opens a port; `socket`, and `rings`, the file for the positions of its packed rings, are used
+    /// for vhost only.
     pub(crate) async fn open_port(
         &self,
         name: &api::Name,
         config: &api::PortConfig,
         network: NetworkHandle,
         socket: PathBuf,
+        rings: PathBuf,
     ) -> Result<PortHandle, PlaneError> {
         let spec = PortSpec {
             name: name.to_string(),
@@ -112,7 +114,7 @@ impl Plane {
             mac_limit: config.mac_limit.map(|limit| limit as usize),
             mtu: config.mtu,
             worker: config.worker,
-            kind: kind(config, socket),
+            kind: kind(config, socket, rings),
         };
         Ok(self.host.add_port(spec).await?)
     }
@@ -185,7 +187,7 @@ fn vlan_mode(config: &api::PortConfig) -> VlanMode {
     }
 }
 
-fn kind(config: &api::PortConfig, socket: PathBuf) -> dataplane::PortKind {
+fn kind(config: &api::PortConfig, socket: PathBuf, rings: PathBuf) -> dataplane::PortKind {
     let queues = config.queue_pairs();
     match config.kind {
         api::PortKind::Vhost => dataplane::PortKind::Vhost(VhostSpec {
@@ -196,6 +198,7 @@ fn kind(config: &api::PortConfig, socket: PathBuf) -> dataplane::PortKind {
             },
             queues,
             features_off: api::Offload::features_off(&config.no_offload),
+            rings: Some(rings),
         }),
         api::PortKind::Tap => dataplane::PortKind::Tap(TapSpec {
             ifname: config.ifname.clone().unwrap_or_default(),

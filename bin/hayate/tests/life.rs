@@ -44,12 +44,16 @@ fn a_restart_keeps_everything() {
     set_up(&daemon);
     let before = lasting(&daemon);
     daemon.stop();
-    assert_eq!(names(directory.path()), ["ports", "state"], "sockets and pid file are gone");
+    assert_eq!(names(directory.path()), ["ports", "rings", "state"], "sockets and pid are gone");
     assert!(names(&directory.path().join("ports")).is_empty());
+    // What a guest's packed rings need to go on: of vhost ports only, and gone with the port.
+    assert_eq!(names(&directory.path().join("rings")), ["web0"]);
     let daemon = Daemon::start_in(directory.path(), &[]);
     assert_eq!(lasting(&daemon), before);
     assert!(directory.path().join("ports/web0.sock").exists());
     assert!(daemon.inside("ip -o link").contains("t0"));
+    daemon.ok("port del web0");
+    assert!(names(&directory.path().join("rings")).is_empty());
     daemon.stop();
 }
 

@@ -24,6 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             mode: SocketMode::Server,
             queues: 1,
             features_off: 0,
+            rings: None,
         });
         let name = format!("port{number}");
         let (vlan, mac_limit, mtu, worker) = (VlanMode::None, None, None, None);

@@ -72,6 +72,9 @@ pub struct VhostSpec {
     pub queues: u16,
     /// virtio feature bits not to offer.
     pub features_off: u64,
+    /// File that keeps the positions of packed rings for the next process; made if it is not there,
+    /// replaced if it is of no use. `None`: a guest with packed rings is lost to the next process.
+    pub rings: Option<PathBuf>,
 }
 
 /// Who listens on a vhost-user socket.

@@ -16,11 +16,10 @@ use std::time::Duration;
 use common::frames::{BROADCAST, Packet, Vnet, eth, mac};
 use common::plane::Plane;
 use common::vm::{ALL_OFFLOADS, Guest, Vm};
+use common::wheel::{self, Wheel};
 use common::{PATIENCE, wait};
 use dataplane::{DropReason, PortId};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use testkit::driver::flags::{AVAIL, USED, WRITE};
-use testkit::driver::{self, RawDesc};
 use testkit::frontend::Frontend;
 
 #[global_allocator]
@@ -28,74 +27,8 @@ static COUNTED: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Frames of each kind of traffic.
 const FRAMES: u64 = 120_000;
-/// Entries of each ring.
-const RING: u16 = 256;
 /// Frames on the way at once.
 const BURST: u16 = 64;
-
-/// A queue whose descriptors all stay as they were laid out: what is used is made available again.
-struct Wheel {
-    vm: usize,
-    rx: bool,
-    /// Where the buffer of the first descriptor is, and of each next one.
-    gpa: u64,
-    step: u64,
-    len: u32,
-    /// Made available, and seen used, since the start.
-    given: u64,
-    seen: u64,
-}
-
-impl Wheel {
-    /// Makes `count` more buffers available, not more than the ring has room for.
-    fn give(&mut self, vms: &[Vm], count: u16) {
-        let side = if self.rx { &vms[self.vm].rx[0] } else { &vms[self.vm].tx[0] };
-        let (raw, packed) = (side.queue.raw(), side.queue.spec().packed);
-        let write = if self.rx { WRITE } else { 0 };
-        for _ in 0..count {
-            let slot = (self.given % u64::from(RING)) as u16;
-            let odd = self.given / u64::from(RING) % 2 == 1;
-            let mark = match (packed, odd) {
-                (false, _) => 0,
-                (true, false) => AVAIL,
-                (true, true) => USED,
-            };
-            let addr = self.gpa + self.step * u64::from(slot);
-            // A packed ring must not show a descriptor before it is whole: flags go last.
-            raw.set_desc(slot, &RawDesc { addr, len: self.len, flags: write | mark, tag: slot });
-            if !packed {
-                raw.set_avail_entry(slot, slot);
-            }
-            self.given += 1;
-        }
-        if !packed {
-            raw.set_avail_idx(self.given as u16);
-        }
-        if !self.rx {
-            side.fds.kick.signal().unwrap();
-        }
-    }
-
-    /// Looks how many more were used.
-    fn look(&mut self, vms: &[Vm]) -> u16 {
-        let side = if self.rx { &vms[self.vm].rx[0] } else { &vms[self.vm].tx[0] };
-        let raw = side.queue.raw();
-        let before = self.seen;
-        if side.queue.spec().packed {
-            while self.seen < self.given {
-                let odd = self.seen / u64::from(RING) % 2 == 1;
-                let flags = raw.desc_flags((self.seen % u64::from(RING)) as u16);
-                if flags & (AVAIL | USED) != if odd { 0 } else { AVAIL | USED } {
-                    break;
-                }
-                self.seen += 1;
-            }
-        } else {
-            self.seen += u64::from(raw.used_idx().wrapping_sub(self.seen as u16));
-        }
-        (self.seen - before) as u16
-    }
-}
 
 /// Three VMs: a sender, and two receivers that take everything or nothing.
 struct Scene {
@@ -109,55 +42,30 @@ struct Scene {
 impl Scene {
     fn new(packed: bool) -> Scene {
         let plane = Plane::new();
-        let able = Guest {
-            packed,
-            offloads: ALL_OFFLOADS,
-            rx_buffer: (2048, 2048),
-            rx_buffers: 512,
-            ..Guest::plain()
-        };
+        let able = Guest { packed, offloads: ALL_OFFLOADS, ..Guest::plain() };
         let unable = Guest { offloads: 0, ..able.clone() };
-        let (mut ports, mut vms, mut rx) = (Vec::new(), Vec::new(), Vec::new());
-        let mut buffers = Vec::new();
-        for (n, guest) in [&able, &unable, &unable].into_iter().enumerate() {
-            let name = format!("vm{n}");
-            ports.push(plane.port(&name));
-            let frontend = Frontend::connect_within(plane.socket(&name), PATIENCE).unwrap();
-            let mut vm = Vm::stopped(frontend, guest);
-            vm.negotiate();
-            vm.refilling = false;
-            let far = vm.memory.regions()[2].spec;
-            buffers.push(far.guest_addr);
-            vm.frontend.set_mem_table(&vm.memory).unwrap();
-            (0..2).for_each(|queue| vm.start_queue(queue));
-            vms.push(vm);
-            let (gpa, step, len) = (far.guest_addr, 2048, 2048);
-            rx.push(Wheel { vm: n, rx: true, gpa, step, len, given: 0, seen: 0 });
-        }
-        // The sender's frame lies behind its RX buffers, one for all descriptors.
-        let gpa = buffers[0] + u64::from(RING) * 2048;
-        let tx = Wheel { vm: 0, rx: false, gpa, step: 0, len: 0, given: 0, seen: 0 };
+        let guests = [&able, &unable, &unable].into_iter().enumerate();
+        let (ports, vms): (Vec<_>, Vec<_>) =
+            guests.map(|(n, guest)| wheel::vm(&plane, &format!("vm{n}"), guest)).unzip();
+        let (tx, rx) = (Wheel::tx(&vms[0]), vms.iter().map(Wheel::rx).collect());
         plane.barrier();
         Scene { plane, ports, vms, tx, rx }
     }
 
     /// The frame to be sent from now on.
     fn load(&mut self, header: &Vnet, frame: &[u8]) {
-        let bytes = [header.to_bytes().as_slice(), frame].concat();
-        assert!(driver::write(self.vms[0].memory.guest(), self.tx.gpa, &bytes));
-        self.tx.len = bytes.len() as u32;
+        self.tx.load(&self.vms[0], header, frame);
     }
 
     /// Sends a burst and waits until it is forwarded and its `pieces` for each receiver are there.
     fn burst(&mut self, burst: u16, pieces: u16, receivers: [bool; 2]) {
         let Scene { vms, tx, rx, .. } = self;
         for (n, wheel) in rx.iter_mut().enumerate() {
-            let room = u64::from(RING) - (wheel.given - wheel.seen);
             if n == 0 || receivers[n - 1] {
-                wheel.give(vms, room as u16);
+                wheel.fill(&vms[n]);
             }
         }
-        tx.give(vms, burst);
+        tx.give(&vms[0], burst);
         let mut missing = [0; 2];
         for (missing, takes) in missing.iter_mut().zip(receivers) {
             *missing = i64::from(pieces) * i64::from(takes);
@@ -165,9 +73,9 @@ impl Scene {
         let mut back = burst;
         let start = std::time::Instant::now();
         while back > 0 || missing.iter().any(|missing| *missing > 0) {
-            back -= tx.look(vms);
+            back -= tx.look(&vms[0]);
             for (n, missing) in missing.iter_mut().enumerate().filter(|(n, _)| receivers[*n]) {
-                *missing -= i64::from(rx[n + 1].look(vms));
+                *missing -= i64::from(rx[n + 1].look(&vms[n + 1]));
             }
             std::thread::yield_now();
             assert!(start.elapsed() < PATIENCE, "{back} to go, {missing:?} to come");
@@ -267,7 +175,7 @@ impl Scene {
             self.burst(1, 0, [false, false]);
         }
         let Scene { vms, rx, .. } = self;
-        rx[vm].look(vms);
+        rx[vm].look(&vms[vm]);
     }
 }
 

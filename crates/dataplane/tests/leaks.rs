@@ -4,29 +4,20 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use common::duo::Duo;
 use common::frames::{BROADCAST, Vnet, eth, mac};
+use common::pair::Pair;
 use common::plane::Plane;
-use common::process::Holdings;
+use common::process::{Holdings, alone};
 use common::vm::Guest;
-use common::wait;
 use dataplane::{DropReason, PortState, VlanMode};
-
-/// What the process holds can only be counted by one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A VM that comes and goes a hundred times, politely and not, next to two that go on.
 #[test]
 fn a_hundred_reconnects_leave_nothing_behind() {
     let _alone = alone();
-    let plane = Plane::new();
-    let (_, a) = plane.vm("a", &Guest::plain());
-    let (_, b) = plane.vm("b", &Guest { packed: true, ..Guest::plain() });
+    let [split, packed] = Guest::formats();
+    let Pair { plane, a, b, .. } = Pair::on(Plane::new(), [&split, &packed]);
     let (_, mut d) = plane.vm("d", &Guest::plain());
     let port = plane.port("c");
     let duo = Duo::start(a, b, [mac(10), mac(11)]);
@@ -60,11 +51,7 @@ fn a_hundred_reconnects_leave_nothing_behind() {
         d.poll();
         d.inbox.clear();
     }
-    let same = || {
-        let now = Holdings::now();
-        now.descriptors == start.descriptors && now.threads == start.threads
-    };
-    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
+    start.wait_for_same();
     duo.wait_for_more(50);
     duo.finish();
     plane.end();
@@ -143,11 +130,7 @@ fn ports_come_and_go_under_traffic() {
         vm.frontend.wait_closed().unwrap();
         assert!(plane.host.port_status(port).is_none());
     }
-    let same = || {
-        let now = Holdings::now();
-        now.descriptors == start.descriptors && now.threads == start.threads
-    };
-    wait(|| format!("{:?} to be {start:?} again", Holdings::now()), same);
+    start.wait_for_same();
     duo.wait_for_more(50);
     duo.finish();
     drop(talkers);

@@ -389,6 +389,7 @@ fn ports_are_placed_on_workers() {
             mode: dataplane::SocketMode::Server,
             queues: 1,
             features_off: 0,
+            rings: None,
         }),
     };
     let error = plane.run(plane.host.add_port(spec)).unwrap_err().to_string();

@@ -8,6 +8,7 @@ mod common;
 use std::os::unix::net::UnixListener;
 
 use common::frames::{BROADCAST, Vnet, eth, mac};
+use common::pair::Pair;
 use common::plane::Plane;
 use common::vm::{Guest, Side, Vm, region};
 use common::{Rng, wait};
@@ -18,10 +19,6 @@ use testkit::frontend::{SharedMemory, request};
 
 /// What a stopped queue's memory is filled with.
 const SCRIBBLE: u8 = 0x5c;
-
-fn formats() -> [Guest; 2] {
-    [false, true].map(|packed| Guest { packed, ..Guest::plain() })
-}
 
 /// Frame `number`.
 fn frame(number: u32) -> Vec<u8> {
@@ -60,12 +57,11 @@ fn areas(side: &Side) -> [(u64, u32); 3] {
 #[test]
 fn a_stopped_tx_queue_is_left_alone() {
     const RING: u16 = 4096;
-    for guest in formats() {
+    for guest in Guest::formats() {
         let long =
             Guest { ring: RING, tx_max: 100, tx_buffers: 4000, rx_buffers: 4000, ..guest.clone() };
-        let plane = Plane::new();
-        let (_, mut a) = plane.vm("a", &Guest { rx_buffers: 1, ..long.clone() });
-        let (_, mut b) = plane.vm("b", &long);
+        let sender = Guest { rx_buffers: 1, ..long.clone() };
+        let Pair { plane, mut a, mut b, .. } = Pair::on(Plane::new(), [&sender, &long]);
         let (_, mut c) = plane.vm("c", &guest);
         let mut rng = Rng::new(1);
         let (mut next, mut expected) = (0, 0);
@@ -131,10 +127,8 @@ fn a_stopped_tx_queue_is_left_alone() {
 /// The same of an RX queue, its ring and its buffers.
 #[test]
 fn a_stopped_rx_queue_is_left_alone() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(2);
         let (mut next, mut received) = (0, 0);
         for _ in 0..60 {
@@ -189,10 +183,8 @@ fn a_stopped_rx_queue_is_left_alone() {
 /// With all queues stopped the memory may go: nobody looks at it.
 #[test]
 fn memory_of_stopped_queues_may_vanish() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (_, mut a) = plane.vm("a", &guest);
-        let (port, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, to: port, .. } = Pair::new(&guest);
         let (_, mut c) = plane.vm("c", &guest);
         for n in 0..100 {
             a.send(&eth(BROADCAST, mac(0), &[n; 46]));
@@ -218,9 +210,9 @@ fn memory_of_stopped_queues_may_vanish() {
 /// ever, if the port goes on as if nothing had happened.
 #[test]
 fn memory_that_vanishes_under_an_idle_queue_is_noticed() {
-    for packed in [false, true] {
+    for guest in Guest::formats() {
         let plane = Plane::new();
-        let (port, vm) = plane.vm("vm", &Guest { packed, ..Guest::plain() });
+        let (port, vm) = plane.vm("vm", &guest);
         vm.memory.regions().iter().for_each(|region| ftruncate(&region.fd, 0).unwrap());
         vm.tx[0].fds.kick.signal().unwrap();
         let noticed = || {
@@ -235,10 +227,8 @@ fn memory_that_vanishes_under_an_idle_queue_is_noticed() {
 /// Stopped and started 200 times while frames are sent: each arrives once and in order.
 #[test]
 fn restarts_of_a_tx_queue_lose_no_frame() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(4);
         let (mut next, mut got) = (0, Vec::new());
         for _ in 0..200 {
@@ -268,10 +258,8 @@ fn restarts_of_a_tx_queue_lose_no_frame() {
 /// The same at the receiver: what arrives, arrives once and in order; the rest has a name.
 #[test]
 fn restarts_of_an_rx_queue_lose_no_completed_frame() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(5);
         let (mut next, mut got) = (0, Vec::new());
         for _ in 0..200 {
@@ -306,10 +294,8 @@ fn restarts_of_an_rx_queue_lose_no_completed_frame() {
 /// from a new region arrive too.
 #[test]
 fn the_memory_of_a_sender_changes_under_traffic() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(6);
         let (mut next, mut got) = (0, Vec::new());
         let gpa = 1 << 30;
@@ -357,10 +343,8 @@ fn the_memory_of_a_sender_changes_under_traffic() {
 /// The same under a receiver: what is lost meanwhile has a name, the rest arrives in order.
 #[test]
 fn the_memory_of_a_receiver_changes_under_traffic() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(7);
         let (mut next, mut got) = (0, Vec::new());
         for round in 0..100 {
@@ -396,9 +380,7 @@ fn the_memory_of_a_receiver_changes_under_traffic() {
 fn a_guest_may_reboot() {
     for (by_status, packed) in [(false, false), (true, true), (false, true), (true, false)] {
         let guest = Guest { packed, ..Guest::plain() };
-        let plane = Plane::new();
-        let (port, mut a) = plane.vm("a", &guest);
-        let (_, mut b) = plane.vm("b", &guest);
+        let Pair { plane, mut a, mut b, from: port, .. } = Pair::new(&guest);
         for round in 0..50u32 {
             (0..100).for_each(|n| a.send(&frame(n)));
             b.send(&eth(mac(0), mac(1), &round.to_be_bytes()));
@@ -437,7 +419,7 @@ fn client_ports_find_their_front_end() {
     let port = plane.port_with("client", |_, vhost| vhost.mode = SocketMode::Client);
     let (_, mut peer) = plane.vm("peer", &Guest::plain());
     assert_eq!(plane.status(port).state, PortState::Waiting);
-    for (round, guest) in formats().iter().cycle().take(4).enumerate() {
+    for (round, guest) in Guest::formats().iter().cycle().take(4).enumerate() {
         // Nobody is there when it tries first; then somebody is; then nobody again.
         let listener = UnixListener::bind(plane.socket("client")).unwrap();
         let mut vm = Vm::accept(&listener, guest);
@@ -458,9 +440,9 @@ fn client_ports_find_their_front_end() {
 /// SEND_RARP: the others hear where the guest is now, and the switch learns it.
 #[test]
 fn a_migrated_guest_is_announced() {
-    let plane = Plane::new();
-    let (port, mut a) = plane.vm("a", &Guest::plain());
-    let (_, mut b) = plane.vm("b", &Guest { packed: true, ..Guest::plain() });
+    let [split, packed] = Guest::formats();
+    let pair = Pair::on(Plane::new(), [&split, &packed]);
+    let Pair { plane, mut a, mut b, from: port, .. } = pair;
     let (_, mut c) = plane.vm("c", &Guest { modern: false, mergeable: false, ..Guest::plain() });
     let address = mac(0xabcd);
     let mut body = [0; 8];
@@ -488,10 +470,8 @@ fn a_migrated_guest_is_announced() {
 /// A kick or interrupt descriptor may be exchanged while the queue runs.
 #[test]
 fn descriptors_may_be_exchanged_while_queues_run() {
-    for guest in formats() {
-        let plane = Plane::new();
-        let (from, mut a) = plane.vm("a", &guest);
-        let (to, mut b) = plane.vm("b", &guest);
+    for guest in Guest::formats() {
+        let Pair { plane, mut a, mut b, from, to } = Pair::new(&guest);
         let mut rng = Rng::new(8);
         for n in 0..200 {
             a.send(&frame(n));

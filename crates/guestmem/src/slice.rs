@@ -153,6 +153,27 @@ impl<'m> GuestSlice<'m> {
         true
     }
 
+    /// Like [`Self::store`], but leaves bytes alone that are as they should be: the cache line then
+    /// stays shared with the guest's CPU, which reads it without fetching it from here.
+    #[inline(always)]
+    pub fn store_changed<const N: usize>(&self, bytes: [u8; N]) -> bool {
+        self.load::<N>() == Some(bytes) || self.store(bytes)
+    }
+
+    /// Whether it begins a cache line of 64 bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn begins_line(&self) -> bool {
+        (self.ptr.as_ptr() as usize).is_multiple_of(64)
+    }
+
+    /// Has the cache line of the first byte fetched, to be written soon. Only a hint: it waits for
+    /// nothing and cannot fail, whatever is or is not at that address.
+    #[inline(always)]
+    pub fn prefetch_write(&self) {
+        copy::prefetch_write(self.ptr.as_ptr());
+    }
+
     /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the
     /// shorter of the two has. Returns that number. Where the two overlap, some mixture of old and
     /// new bytes is the result.

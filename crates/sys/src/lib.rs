@@ -2,7 +2,7 @@
 //!
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
-//! worker may use) and [`memfd`].
+//! worker may use), [`memfd`] and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
 //! inherited by a child.
@@ -17,6 +17,8 @@ mod eventfd;
 mod memory;
 pub mod scm;
 pub mod tap;
+mod words;
 
 pub use eventfd::EventFd;
 pub use memory::memfd;
+pub use words::Words;

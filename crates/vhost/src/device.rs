@@ -55,6 +55,9 @@ pub struct QueueSetup {
     pub mem: Arc<GuestMemory>,
     /// Layout, size, addresses and position.
     pub config: QueueConfig,
+    /// The position the front end holds for right: that of its SET_VRING_BASE, or of the last answer to GET_VRING_BASE.
+    /// Differs from that in `config` after a stop of which it does not know.
+    pub known_base: u32,
     /// Negotiated virtio features, without the bits that belong to vhost-user.
     pub features: u64,
     /// What the guest signals when it has added buffers; `None`: it does not, the ring has to be polled.
@@ -120,7 +123,7 @@ impl SessionEnd {
 /// **Threads.** All methods are called by the port's task, one at a time, on the control runtime; none may block.  What
 /// they have to tell a worker goes into its mailbox.  **Order.** `connected`, then any of the others, then `disconnected`,
 /// then the next session.  A queue is started at most once before it is stopped; `set_call` and `set_enabled` come for
-/// started queues only.  Every started queue is stopped before `disconnected`, whatever ends the session.  After a
+/// started queues only, `forget` for stopped ones.  Every started queue is stopped before `disconnected`, whatever ends the session.  After a
 /// change of the memory table queues are stopped and started again with the new one.
 pub trait Device: Send + 'static {
     /// A front end is there.  Nothing is negotiated, no queue runs.
@@ -138,6 +141,10 @@ pub trait Device: Send + 'static {
     /// Stops a queue: resolves to its position (as in `VHOST_USER_GET_VRING_BASE`) once nobody touches its ring, its
     /// buffers and its descriptors any more, which must not take long: the front end, and so the guest, waits.
     fn stop(&mut self, queue: u16) -> impl Future<Output = u32> + Send;
+
+    /// Nobody needs to remember this queue's position any more: the front end has been told, or its ring is gone.  A
+    /// queue that was merely stopped goes on one day, perhaps in a later session whose front end knows an old position.
+    fn forget(&mut self, _queue: u16) {}
 
     /// Replaces what a started queue signals.
     fn set_call(&mut self, queue: u16, call: Option<Arc<EventFd>>);

@@ -304,8 +304,10 @@ fn a_ring_starts_with_its_kick_and_stops_with_its_position() {
         assert_eq!(host.plain(GET_VRING_BASE, &pair(0, 0), vec![]), ["send 11 0x700000000"]);
         // And goes on there, without being described anew.
         assert_eq!(host.plain(SET_VRING_KICK, &n(0), event()), ["start 0"]);
-        let base = host.last_start.take().unwrap().config.base;
-        assert_eq!(base, if features == PACKED { 0x7_0007 } else { 7 });
+        let setup = host.last_start.take().unwrap();
+        assert_eq!(setup.config.base, if features == PACKED { 0x7_0007 } else { 7 });
+        assert_eq!(setup.known_base, setup.config.base);
+        assert_eq!(host.forgotten, [0, 0]);
     }
 }
 
@@ -446,7 +448,10 @@ fn a_running_ring_takes_only_what_changes_nothing() {
     // Another kick: the ring goes on with it where it stood.
     let swapped = ["stop 0", "start 0", "send 12 0"];
     assert_eq!(host.acked(SET_VRING_KICK, &n(0), event()), swapped);
-    assert_eq!(host.last_start.take().unwrap().config.base, STOPPED_AT);
+    let setup = host.last_start.take().unwrap();
+    // The front end has not heard of that stop.
+    assert_eq!((setup.config.base, setup.known_base), (STOPPED_AT, 0));
+    assert!(host.forgotten.is_empty());
 }
 
 #[test]
@@ -604,7 +609,9 @@ fn regions_come_and_go_one_by_one() {
     let gone = host.acked(REM_MEM_REG, &single(&low), vec![]);
     assert_eq!(gone, ["map 1", "stop 0", "send 38 0"]);
     assert_eq!(add(&mut host, &low), ["map 2", "start 0", "send 37 0"]);
-    assert_eq!(host.last_start.as_ref().unwrap().config.base, STOPPED_AT);
+    let setup = host.last_start.as_ref().unwrap();
+    assert_eq!((setup.config.base, setup.known_base), (STOPPED_AT, 0));
+    assert!(host.forgotten.is_empty());
 
     let unknown = ["send 38 1", "refused no-such-region"];
     let other = region(BASE + 4 * SIZE, SIZE);
@@ -642,6 +649,7 @@ fn resets_stop_rings_and_keep_memory() {
         host.plain(SET_STATUS, &n(0xf), vec![]);
         let ack = format!("send {request} 0");
         assert_eq!(host.acked(request, &body, vec![]), ["stop 0".to_string(), ack]);
+        assert_eq!(host.forgotten, [0, 1, 2, 3]);
         assert_eq!(host.plain(GET_STATUS, &[], vec![]), ["send 40 0"]);
         assert_eq!(host.plain(GET_VRING_BASE, &pair(0, 0), vec![]), ["send 11 0"]);
         // A kick alone does not start what has been forgotten ...

@@ -1,6 +1,6 @@
 //! One descriptor, read from guest memory once and decoded into locals.
 
-use guestmem::GuestSlice;
+use guestmem::{GuestMemory, GuestSlice};
 
 /// The buffer goes on in another descriptor.
 pub(crate) const NEXT: u16 = 1;
@@ -38,6 +38,16 @@ impl Descriptor {
     #[inline]
     pub(crate) fn packed([addr, rest]: [u64; 2]) -> Self {
         Self { addr, len: rest as u32, flags: (rest >> 48) as u16, tag: (rest >> 32) as u16 }
+    }
+
+    /// See [`crate::Queue::prefetch`].
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, mem: &GuestMemory, skip: usize) {
+        if !self.has(INDIRECT)
+            && let Some(buffer) = mem.slice(self.addr, self.len)
+        {
+            buffer.skip(skip).prefetch_write();
+        }
     }
 
     #[inline]

@@ -20,6 +20,7 @@ mod chain;
 mod desc;
 mod fault;
 mod indirect;
+mod journal;
 mod packed;
 mod split;
 
@@ -29,6 +30,7 @@ use guestmem::{GuestMemory, GuestSlice};
 
 pub use chain::{Chain, MAX_SEGMENTS, Used};
 pub use fault::GuestFault;
+pub use journal::{Journal, MAX_TOGETHER};
 pub use packed::PackedQueue;
 pub use split::SplitQueue;
 
@@ -84,7 +86,6 @@ pub enum Next<'m> {
 pub struct Position(u16);
 
 /// The device side of one virtqueue.
-#[expect(clippy::large_enum_variant, reason = "there is one per virtqueue, and it stays in place")]
 pub enum Queue {
     /// Virtio 1.3, section 2.7.
     Split(SplitQueue),
@@ -109,7 +110,29 @@ impl Queue {
     /// A size, an address or a base that the format does not allow or that is not in `mem`.
     pub fn new(mem: &Arc<GuestMemory>, cfg: &QueueConfig) -> Result<Queue, GuestFault> {
         if cfg.packed {
-            PackedQueue::new(mem, cfg).map(Queue::Packed)
+            Self::resume(mem, cfg, Journal::private(), cfg.base)
+        } else {
+            SplitQueue::new(mem, cfg).map(Queue::Split)
+        }
+    }
+
+    /// The same with a journal, which says where a device that died was.
+    ///
+    /// `known_base` is what the front end holds for the position, from vhost-user `SET_VRING_BASE`
+    /// or an answer to `GET_VRING_BASE`. While that is also the base in `cfg`, a packed queue goes
+    /// on where the journal says, if it is of this ring; otherwise the base in `cfg` is right and
+    /// the journal begins anew. A split queue needs no journal.
+    ///
+    /// # Errors
+    /// As [`Queue::new`].
+    pub fn resume(
+        mem: &Arc<GuestMemory>,
+        cfg: &QueueConfig,
+        journal: Journal,
+        known_base: u32,
+    ) -> Result<Queue, GuestFault> {
+        if cfg.packed {
+            PackedQueue::new(mem, cfg, journal, known_base).map(Queue::Packed)
         } else {
             SplitQueue::new(mem, cfg).map(Queue::Split)
         }
@@ -176,8 +199,9 @@ impl Queue {
 
     /// Gives chains back to the driver, in the order they were popped.
     ///
-    /// The chains of one call are one frame: the driver sees all of them or none. They are shown
-    /// with the next [`Queue::publish`] at the latest, by a packed ring perhaps earlier.
+    /// The chains of one call, at most [`MAX_TOGETHER`], are one frame: the driver sees all of them
+    /// or none. They are shown with the next [`Queue::publish`] at the latest, by a packed ring
+    /// perhaps earlier.
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         on!(self, q => q.complete(used));
@@ -198,6 +222,14 @@ impl Queue {
     #[inline]
     pub fn should_notify(&mut self) -> bool {
         on!(self, q => q.should_notify())
+    }
+
+    /// Has the cache line `skip` bytes into the buffer that is popped `ahead` pops from now fetched
+    /// for writing, if such a buffer is there and is a single one. Only a hint: what it reads is
+    /// read again, and checked, by the pop.
+    #[inline(always)]
+    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
+        on!(self, q => q.prefetch(mem, ahead, skip));
     }
 
     /// Whether a pop would find something: one load, nothing checked.

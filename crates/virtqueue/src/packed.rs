@@ -5,19 +5,25 @@
 //! next descriptor to pop, and `used`, where the next used descriptor is written; the slots
 //! between them are in the device's hands.
 
+mod resume;
+
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use arrayvec::ArrayVec;
 use guestmem::{GuestMemory, RingArea};
 
 use crate::chain::buffer;
 use crate::desc::{AVAIL, DESC_SIZE, Descriptor, INDIRECT, NEXT, USED, WRITE, table_entry};
 use crate::indirect::table;
+use crate::journal::{Journal, MAX_TOGETHER, Note, Step};
 use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
 
 /// Offset of the flags in a descriptor.
 const FLAGS: usize = 14;
+/// Offset of length, id and flags, which are one word.
+const WORD: usize = 8;
+/// The two flags that say whose turn a slot is.
+const MARKS: u16 = AVAIL | USED;
 /// Event suppression (2.8.14): notify always, never, or at one descriptor (event-idx only).
 const EVENT_ENABLE: u32 = 0;
 const EVENT_DISABLE: u32 = 1;
@@ -38,8 +44,10 @@ impl Cursor {
         Self { index: bits & !WRAP, mark: if bits & WRAP != 0 { AVAIL } else { USED } }
     }
 
+    #[inline]
     fn bits(self) -> u16 {
-        self.index | if self.wrap() { WRAP } else { 0 }
+        // AVAIL, which is set with wrap counter 1, is bit 7.
+        self.index | (self.mark & AVAIL) << 8
     }
 
     #[inline]
@@ -57,22 +65,30 @@ impl Cursor {
     fn advanced(self, count: u16, size: u16) -> Self {
         let index = self.index + count;
         if index >= size {
-            Self { index: index - size, mark: self.mark ^ (AVAIL | USED) }
+            Self { index: index - size, mark: self.mark ^ MARKS }
         } else {
             Self { index, mark: self.mark }
+        }
+    }
+
+    /// The slot before.
+    fn preceding(self, size: u16) -> Self {
+        match self.index.checked_sub(1) {
+            Some(index) => Self { index, ..self },
+            None => Self { index: size - 1, mark: self.mark ^ MARKS },
         }
     }
 
     /// Whether flags are those of a descriptor made available in this lap.
     #[inline]
     fn is_available(self, flags: u16) -> bool {
-        flags & (AVAIL | USED) == self.mark
+        flags & MARKS == self.mark
     }
 
     /// Flags of a descriptor used in this lap.
     #[inline]
     fn used_flags(self) -> u16 {
-        if self.wrap() { AVAIL | USED } else { 0 }
+        if self.wrap() { MARKS } else { 0 }
     }
 }
 
@@ -92,12 +108,19 @@ pub struct PackedQueue {
     used: Cursor,
     /// Descriptors used since the last notification decision.
     unsignalled: u64,
-    /// Used descriptors not shown yet: place and word.
-    pending: ArrayVec<(usize, u64), PENDING>,
+    /// Used descriptors not shown yet, and the position for a successor.
+    journal: Journal,
+    /// How many are not shown yet.
+    pending: usize,
 }
 
 impl PackedQueue {
-    pub(crate) fn new(mem: &Arc<GuestMemory>, cfg: &QueueConfig) -> Result<Self, GuestFault> {
+    pub(crate) fn new(
+        mem: &Arc<GuestMemory>,
+        cfg: &QueueConfig,
+        journal: Journal,
+        known_base: u32,
+    ) -> Result<Self, GuestFault> {
         let size = cfg.size;
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(GuestFault::QueueSize { size });
@@ -107,8 +130,8 @@ impl PackedQueue {
             .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
         let driver = area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
         let device = area(cfg.used, 4, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
-        let start = resume(cfg.base);
-        if start.index >= size {
+        let base = last_used(cfg.base);
+        if base.index >= size {
             return Err(GuestFault::Base { base: cfg.base, size });
         }
         let mut queue = Self {
@@ -119,11 +142,13 @@ impl PackedQueue {
             event_idx: cfg.event_idx,
             indirect: cfg.indirect,
             read_only: false,
-            avail: start,
-            used: start,
+            avail: base,
+            used: base,
             unsignalled: FORCE,
-            pending: ArrayVec::new(),
+            journal,
+            pending: 0,
         };
+        queue.start(cfg, known_base, base);
         queue.enable_kicks();
         Ok(queue)
     }
@@ -146,6 +171,19 @@ impl PackedQueue {
         let buffer = buffer(mem, &desc)?;
         self.avail = self.avail.advanced(1, self.size);
         Ok(Next::One { buffer, id: desc.tag, writable: desc.has(WRITE) })
+    }
+
+    /// See [`crate::Queue::prefetch`].
+    #[inline(always)]
+    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
+        if ahead >= self.size {
+            return;
+        }
+        let at = self.avail.advanced(ahead, self.size);
+        let desc = self.load(at);
+        if at.is_available(desc.flags) {
+            desc.prefetch(mem, skip);
+        }
     }
 
     /// Takes the chain of several descriptors that [`Self::next`] found.
@@ -243,42 +281,83 @@ impl PackedQueue {
     /// See [`crate::Queue::complete`].
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
-        let Some((first, rest)) = used.split_first() else { return };
-        let start = self.used;
-        self.used = start.advanced(first.descs, self.size);
-        if rest.is_empty() {
-            self.unsignalled += u64::from(first.descs);
-            self.pending.push((start.offset() + 8, used_word(start, first)));
-            if self.pending.is_full() {
+        if let [one] = used {
+            self.note(one);
+        } else {
+            self.note_all(used);
+        }
+        if self.pending >= PENDING {
+            self.flush();
+        }
+    }
+
+    #[inline(always)]
+    fn note(&mut self, one: &Used) {
+        let note = Note { position: self.used.bits(), id: one.id, len: one.len };
+        self.journal.note(self.pending, note);
+        self.pending += 1;
+        self.used = self.used.advanced(one.descs, self.size);
+        self.unsignalled += u64::from(one.descs);
+    }
+
+    /// The chains of a frame, if they fit, in one step.
+    fn note_all(&mut self, used: &[Used]) {
+        if self.pending + used.len() > MAX_TOGETHER {
+            self.flush();
+        }
+        for one in used {
+            if self.pending == MAX_TOGETHER {
                 self.flush();
             }
-            return;
+            self.note(one);
         }
-        self.flush();
-        let mut descs = u64::from(first.descs);
-        for one in rest {
-            self.store_used(self.used, one);
-            self.used = self.used.advanced(one.descs, self.size);
-            descs += u64::from(one.descs);
-        }
-        // The first mark makes the whole frame visible, its bytes and its other marks (2.8.10).
-        fence(Ordering::Release);
-        self.store_used(start, first);
-        self.unsignalled += descs;
     }
 
-    /// One store for length, id and flags: the driver sees all of it or nothing.
-    #[inline]
-    fn store_used(&self, at: Cursor, used: &Used) {
-        self.ring.store_u64(at.offset() + 8, used_word(at, used));
-    }
-
-    /// Marks the pending descriptors used, the first one last: the driver, which looks at them in
-    /// order, sees all of them or none.
+    /// Shows the pending used descriptors: all of them or none. The journal has them before the
+    /// ring, so that a successor can finish.
     #[inline]
     fn flush(&mut self) {
-        for (offset, word) in self.pending.drain(..).rev() {
-            self.ring.store_u64_release(offset, word);
+        let count = self.pending;
+        if count == 0 {
+            return;
+        }
+        self.pending = 0;
+        let (first, last) = (self.journal.noted(0), self.journal.noted(count - 1));
+        let before = Cursor::from_bits(first.position);
+        let mut witness = Cursor::from_bits(last.position);
+        let mut word = used_word(&last);
+        if witness.mark != self.used.mark && self.used.index != 0 {
+            // A chain that goes over the end of the ring is known by its last slot: the first one
+            // is of another lap than the position.
+            witness = self.used.preceding(self.size);
+            word = self.ring.load_u64(witness.offset() + WORD);
+        }
+        let step = Step {
+            before: first.position,
+            after: self.used.bits(),
+            witness: witness.bits(),
+            count: count as u16,
+            head: self.ring.load_desc(before.offset()),
+            tail: [self.ring.load_u64(witness.offset()), word],
+        };
+        self.journal.commit(&step);
+        self.show(count);
+        self.journal.done(&step);
+    }
+
+    /// Marks the first `count` noted descriptors used, the first one last: the driver, which looks
+    /// at them in order, sees all of them or none (2.8.10).
+    #[inline]
+    fn show(&self, count: usize) {
+        for index in (0..count).rev() {
+            let note = self.journal.noted(index);
+            #[cfg(test)]
+            if crate::journal::fuse::blown() {
+                return;
+            }
+            // One store for length, id and flags: the driver sees all of it or nothing.
+            let at = Cursor::from_bits(note.position);
+            self.ring.store_u64_release(at.offset() + WORD, used_word(&note));
         }
     }
 
@@ -349,19 +428,20 @@ impl PackedQueue {
 
 /// Length, id and flags of a used descriptor, as they lie in the ring.
 #[inline]
-fn used_word(at: Cursor, used: &Used) -> u64 {
-    let wrote = if used.len != 0 { WRITE } else { 0 };
-    let flags = u64::from(at.used_flags() | wrote);
-    flags << 48 | u64::from(used.id) << 32 | u64::from(used.len)
+fn used_word(note: &Note) -> u64 {
+    let wrote = if note.len != 0 { WRITE } else { 0 };
+    // MARKS if the wrap counter, bit 15, is 1.
+    let marks = (note.position.cast_signed() >> 15).cast_unsigned() & MARKS;
+    u64::from(marks | wrote) << 48 | u64::from(note.id) << 32 | u64::from(note.len)
 }
 
-/// Most used descriptors kept back.
+/// Used descriptors kept back, but for those of one frame.
 const PENDING: usize = 32;
 
 /// Where to go on: the used position, so that chains a predecessor popped and never completed
 /// are done again rather than lost. A front end that knows one position only (DPDK) leaves the
 /// upper half zero and means both.
-fn resume(base: u32) -> Cursor {
+fn last_used(base: u32) -> Cursor {
     let used = (base >> 16) as u16;
     Cursor::from_bits(if used == 0 { base as u16 } else { used })
 }
@@ -369,3 +449,6 @@ fn resume(base: u32) -> Cursor {
 /// `unsignalled` at the start: an interrupt of a predecessor may be missing, so the first decision
 /// takes the driver's event descriptor for passed.
 const FORCE: u64 = 1 << 16;
+
+#[cfg(test)]
+mod tests;

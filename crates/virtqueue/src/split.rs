@@ -97,6 +97,19 @@ impl SplitQueue {
         Ok(Next::One { buffer, id: head, writable: desc.has(WRITE) })
     }
 
+    /// See [`crate::Queue::prefetch`].
+    #[inline(always)]
+    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
+        if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
+            return;
+        }
+        let slot = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
+        let head = self.avail.load_u16(RING + 2 * slot);
+        if head <= self.mask {
+            self.load(head).prefetch(mem, skip);
+        }
+    }
+
     /// Takes the chain of several descriptors that [`Self::next`] found.
     pub(crate) fn pop_chain<'m>(
         &mut self,

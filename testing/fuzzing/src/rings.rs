@@ -151,6 +151,9 @@ impl<'m> Run<'m> {
             _ => self.restart(),
         }
         assert_eq!(self.queue.has_available(), self.reference.has_available());
+        // Hints, with whatever stands in the ring.
+        self.queue.prefetch(self.mem, 0, 0);
+        self.queue.prefetch(self.mem, 5, 12);
     }
 
     fn pop(&mut self) {

@@ -411,10 +411,15 @@ impl Frontend {
     pub fn wait_closed(&mut self) -> Result<(), FrontendError> {
         let mut sink = [0; 4096];
         loop {
-            match self.socket.read(&mut sink).map_err(closed) {
-                Ok(0) | Err(FrontendError::Closed) => return Ok(()),
+            match self.socket.read(&mut sink) {
+                Ok(0) => return Ok(()),
                 Ok(_) => {}
-                Err(err) => return Err(err),
+                // With a time-out a read is not restarted by itself after the process was stopped.
+                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+                Err(err) => match closed(err) {
+                    FrontendError::Closed => return Ok(()),
+                    err => return Err(err),
+                },
             }
         }
     }
@@ -443,3 +448,6 @@ fn pair(first: u32, second: u32) -> [u8; 8] {
     body[4..].copy_from_slice(&second.to_ne_bytes());
     body
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,6 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DaemonError> {
     make_directory(&paths.run, 0o755)?;
     let _locks = lock::take(paths)?;
     make_directory(&paths.ports(), 0o755)?;
+    make_directory(&paths.rings(), 0o700)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(options, &config, group))
 }

@@ -10,7 +10,7 @@ use crate::frame::{Body, FRAME_MAX, Frame};
 use crate::port::Port;
 
 /// Most frames taken from one queue before the next queue gets its turn.
-pub(crate) const BURST: usize = 64;
+pub(crate) const BURST: usize = 96;
 
 /// What forwarding a burst needs: lent to a queue by the worker.
 pub(crate) struct Forward<'a> {

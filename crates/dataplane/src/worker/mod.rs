@@ -369,11 +369,13 @@ impl Worker {
 
 /// Opens an RX queue to all workers, and interrupts the guest once: whatever it waited for while
 /// nobody served the ring, it looks now.
-fn start_rx(port: &Port, index: u16, queue: Box<LiveRx>) {
+fn start_rx(port: &Port, index: u16, mut queue: Box<LiveRx>) {
     let Kind::Vhost(vhost) = &port.kind else { return };
     let Some(slot) = vhost.rx.get(usize::from(index)) else { return };
     let mut live = slot.live.lock();
     vhost.set_active(index, queue.enabled);
+    // Nothing waits for buffers: a frame that finds none is dropped.
+    queue.queue.disable_kicks();
     queue.interrupt(&slot.counters);
     *live = Some(queue);
 }

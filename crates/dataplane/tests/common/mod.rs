@@ -5,10 +5,11 @@
 
 pub(crate) mod duo;
 pub(crate) mod frames;
-
+pub(crate) mod pair;
 pub(crate) mod plane;
 pub(crate) mod process;
 pub(crate) mod vm;
+pub(crate) mod wheel;
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use dataplane::{
-    DropReason, Host, NetworkId, NetworkSpec, Options, PortId, PortKind, PortSpec, PortState,
-    PortStatus, SocketMode, Traffic, VhostSpec, VlanMode,
+    Direction, DropReason, Host, NetworkId, NetworkSpec, Options, PortId, PortKind, PortSpec,
+    PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode, WorkerState, WorkerStatus,
 };
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -64,6 +64,11 @@ impl Plane {
         Plane::with(&Options { cpus: Some(cpus), ..Options::default() })
     }
 
+    /// With workers that go on polling for ever.
+    pub(crate) fn polling() -> Plane {
+        Plane::with(&Options { cpus: None, poll_us: 100_000_000 })
+    }
+
     pub(crate) fn with(options: &Options) -> Plane {
         watch_for_panics();
         let (runtime, control) = control_thread();
@@ -104,6 +109,7 @@ impl Plane {
             mode: SocketMode::Server,
             queues: 4,
             features_off: 0,
+            rings: None,
         };
         let mut spec = PortSpec {
             name: name.into(),
@@ -155,6 +161,19 @@ impl Plane {
     pub(crate) fn dropped(&self, port: PortId, reason: DropReason) -> u64 {
         let drops = self.status(port).drops;
         drops.iter().find(|(other, _)| *other == reason).map_or(0, |(_, frames)| *frames)
+    }
+
+    /// Interrupts sent by a port's queues of one direction.
+    pub(crate) fn interrupts(&self, port: PortId, dir: Direction) -> u64 {
+        let queues = self.status(port).queues;
+        queues.iter().filter(|queue| queue.dir == dir).map(|queue| queue.interrupts).sum()
+    }
+
+    /// Waits until all workers sleep: what they had to do is done, and they ask for kicks.
+    pub(crate) fn wait_asleep(&self) {
+        let asleep = |worker: &WorkerStatus| worker.state == WorkerState::Asleep;
+        let workers = || self.host.workers();
+        wait(|| format!("sleep of {:#?}", workers()), || workers().iter().all(asleep));
     }
 
     /// Waits until these ports have taken `frames` from their guests and all of them are

@@ -1,6 +1,15 @@
 //! What this process holds: descriptors, threads, mappings, memory.
 
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::wait;
+
+/// What the process holds can only be counted by one test at a time.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Counts that must be back where they were when everything is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,5 +34,14 @@ impl Holdings {
             mappings: fs::read_to_string("/proc/self/maps").unwrap().lines().count(),
             resident: resident.unwrap(),
         }
+    }
+
+    /// Waits until there are as many descriptors and threads as then.
+    pub(crate) fn wait_for_same(&self) {
+        let same = || {
+            let now = Holdings::now();
+            now.descriptors == self.descriptors && now.threads == self.threads
+        };
+        wait(|| format!("{:?} to be {self:?} again", Holdings::now()), same);
     }
 }

@@ -55,3 +55,28 @@ fn vanished_memory_is_an_error() {
             || error.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EFAULT))
     );
 }
+
+#[test]
+fn what_was_there_already_may_stay() {
+    let (memory, _) = memory(1);
+    let header = memory.slice(52, 12).unwrap();
+    assert!(header.skip(12).begins_line() && !header.begins_line());
+    let bytes = *b"twelve bytes";
+    assert!(header.store_changed(bytes));
+    assert_eq!(header.load(), Some(bytes));
+    assert!(header.store_changed(bytes));
+    assert!(!memory.slice(52, 11).unwrap().store_changed(bytes), "no room");
+    assert!(header.store_changed(*b"other bytes!"));
+    assert_eq!(header.load(), Some(*b"other bytes!"));
+}
+
+#[test]
+fn a_hint_needs_no_memory() {
+    let (memory, file) = memory(1);
+    let slice = memory.slice(0, 4096).unwrap();
+    slice.prefetch_write();
+    ftruncate(file.as_fd(), 0).unwrap();
+    slice.prefetch_write();
+    slice.skip(4096).prefetch_write();
+    assert!(!memory.faulted(), "a hint touches nothing");
+}

@@ -154,6 +154,7 @@ impl Session {
             return Err(SessionFault::RingRunning { request: FrontendReq::SET_VRING_BASE, queue });
         }
         ring.base = Some(num);
+        ring.known_base = Some(num);
         self.start_or_unkick(queue)
     }
 
@@ -227,8 +228,11 @@ impl Session {
         let features = self.features.unwrap_or(0);
         let Some(ring) = self.rings.get_mut(usize::from(queue)) else { return };
         ring.kick = Kick::Unset;
+        let position = ring.position(features);
+        ring.known_base = Some(position);
         let mut body = u32::from(queue).to_ne_bytes().to_vec();
-        body.extend_from_slice(&ring.position(features).to_ne_bytes());
+        body.extend_from_slice(&position.to_ne_bytes());
+        self.out.push_back(Action::Forget { queue });
         self.out.push_back(Action::Send(reply(pending.request.into(), &body)));
     }
 

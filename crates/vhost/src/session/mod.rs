@@ -66,6 +66,11 @@ pub enum Action {
         /// The ring.
         queue: u16,
     },
+    /// The position of this stopped queue, or its ring, is of no more use to a later session.
+    Forget {
+        /// The ring.
+        queue: u16,
+    },
     /// Signal something else from now on.
     SetCall {
         /// The ring.
@@ -310,7 +315,10 @@ impl Session {
             Then::Position(queue) => return self.answer_position(pending, queue),
             Then::Use(memory) => self.memory = memory,
             Then::Restart => {}
-            Then::Reset => self.rings.iter_mut().for_each(Ring::reset),
+            Then::Reset => {
+                self.rings.iter_mut().for_each(Ring::reset);
+                self.out.extend((0..self.spec.rings).map(|queue| Action::Forget { queue }));
+            }
         }
         let result = self.start_kicked();
         self.conclude(pending, result);
@@ -391,6 +399,7 @@ impl Session {
             index: queue,
             mem: Arc::clone(mem),
             config,
+            known_base: ring.known_position(features),
             features: guest_features(features),
             kick,
             call: ring.call.clone(),

@@ -36,6 +36,8 @@ pub(crate) struct Ring {
     pub(crate) addr: Option<RingAddr>,
     /// Position told by the front end, or left by the last stop.
     pub(crate) base: Option<u32>,
+    /// Position told by or to the front end.
+    pub(crate) known_base: Option<u32>,
     /// Set: the ring runs, or will as soon as it is described in full.
     pub(crate) kick: Kick,
     pub(crate) call: Option<Arc<EventFd>>,
@@ -54,8 +56,12 @@ impl Ring {
 
     /// Where the ring goes on, or would: the body of the answer to GET_VRING_BASE.
     pub(crate) fn position(&self, features: u64) -> u32 {
-        let start = if has(features, VIRTIO_F_RING_PACKED) { PACKED_START } else { 0 };
-        self.base.unwrap_or(start)
+        self.base.unwrap_or(start(features))
+    }
+
+    /// Where the front end believes the ring to go on, in the form of the position that is started with.
+    pub(crate) fn known_position(&self, features: u64) -> u32 {
+        whole(self.known_base, features)
     }
 
     /// The configuration to start with, or why it cannot be started; `None` if something has not been told yet.
@@ -106,19 +112,28 @@ impl Ring {
 
     /// Checks the position, which could not be done before features and size were known.
     fn start_position(&self, queue: u16, features: u64) -> Result<u32, SessionFault> {
-        let mut base = self.position(features);
+        let base = whole(self.base, features);
         let size = u32::from(self.size);
         let in_ring = if has(features, VIRTIO_F_RING_PACKED) {
-            // DPDK sends only the driver's half.  Nothing is in flight in a stopped ring, so the device's is the same.
-            if base >> 16 == 0 {
-                base |= base << 16;
-            }
             base & PACKED_INDEX < size && base >> 16 & PACKED_INDEX < size
         } else {
             base <= u32::from(u16::MAX)
         };
         if in_ring { Ok(base) } else { Err(SessionFault::BadRingBase { queue, base }) }
     }
+}
+
+/// Position of a ring that has never run.
+fn start(features: u64) -> u32 {
+    if has(features, VIRTIO_F_RING_PACKED) { PACKED_START } else { 0 }
+}
+
+/// A position with both its halves.
+fn whole(base: Option<u32>, features: u64) -> u32 {
+    let base = base.unwrap_or(start(features));
+    // DPDK sends only the driver's half.  Nothing is in flight in a stopped ring, so the device's is the same.
+    let half = has(features, VIRTIO_F_RING_PACKED) && base >> 16 == 0;
+    if half { base | base << 16 } else { base }
 }
 
 /// Whether feature bit number `bit` is set.

@@ -83,6 +83,7 @@ impl<D: Device> Connection<'_, D> {
                 let base = self.device.stop(queue).await;
                 self.session.stopped(queue, base);
             }
+            Action::Forget { queue } => self.device.forget(queue),
             Action::SetCall { queue, call } => self.device.set_call(queue, call),
             Action::SetEnabled { queue, on } => self.device.set_enabled(queue, on),
             Action::Features(features) => self.device.features(features),

@@ -37,6 +37,8 @@ pub(crate) struct Host {
     pub(crate) closed: bool,
     /// Features the last started queue was given, and its configuration.
     pub(crate) last_start: Option<vhost_session::QueueSetup>,
+    /// Queues whose position is of no more use, in the order told.
+    pub(crate) forgotten: Vec<u16>,
     running: Vec<u16>,
 }
 
@@ -52,6 +54,7 @@ impl Host {
             memory: None,
             closed: false,
             last_start: None,
+            forgotten: Vec::new(),
             running: Vec::new(),
         }
     }
@@ -77,6 +80,11 @@ impl Host {
         let from = self.log.len();
         while let Some(action) = self.session.poll() {
             assert!(!self.closed, "{action:?} after the end");
+            if let Action::Forget { queue } = action {
+                assert!(!self.running.contains(&queue), "forgotten and running");
+                self.forgotten.push(queue);
+                continue;
+            }
             let line = self.carry_out(action);
             self.log.push(line);
         }
@@ -118,6 +126,7 @@ impl Host {
                 assert!(self.running.contains(&queue));
                 format!("enabled {queue} {on}")
             }
+            Action::Forget { .. } => unreachable!("noted before"),
             Action::Features(features) => format!("features {features:#x}"),
             Action::Mtu(mtu) => format!("mtu {mtu}"),
             Action::Rarp(mac) => format!("rarp {mac:x?}"),

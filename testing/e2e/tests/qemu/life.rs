@@ -196,12 +196,8 @@ fn qemu_killed(t: &mut Three) -> Result<String> {
     Ok("the others lost nothing; the port took the next QEMU".into())
 }
 
-/// Whether connections over packed rings survive the daemon's death. QEMU cannot tell the next
-/// daemon where a packed ring stands (there is no index in shared memory to restore it from), so
-/// it is the daemon that would have to remember.
-const PACKED_SURVIVES: bool = false;
-
 /// The daemon is killed and started again under a TCP connection: it goes on and its bytes agree.
+/// On packed rings too, of which QEMU cannot tell the next daemon where they stand.
 fn daemon_killed(t: &mut Three, i: usize) -> Result<String> {
     let port = 7300 + u16::try_from(i)?;
     let s = Stream::open(&mut t.a, &mut t.b, &ip(i, 2), port, 40)?;
@@ -213,9 +209,6 @@ fn daemon_killed(t: &mut Three, i: usize) -> Result<String> {
     t.hayate.launch()?;
     for g in ["a", "b", "c"] {
         t.hayate.wait_state(&format!("{g}{i}"), PortState::Running)?;
-    }
-    if i == 1 && !PACKED_SURVIVES {
-        return lost_until_rebound(t, &s, before);
     }
     if let Err(e) = s.wait_past(&mut t.b, before) {
         let port = s.port;
@@ -236,37 +229,13 @@ fn daemon_killed(t: &mut Three, i: usize) -> Result<String> {
     Ok(format!("bytes flowed again {resumed:.1} s after the start, hashes agree"))
 }
 
-/// What happens on packed rings instead: silence, until the guest's driver starts anew.
-fn lost_until_rebound(t: &mut Three, s: &Stream, before: u64) -> Result<String> {
-    pause(Duration::from_secs(8))?;
-    let now = s.arrived(&mut t.b)?;
-    ensure!(now == before, "a connection over packed rings went on: set PACKED_SURVIVES");
-    let states: Vec<String> = t
-        .hayate
-        .ports()?
-        .iter()
-        .filter(|p| p.network.as_str() == "n1")
-        .map(|p| format!("{} {}", p.name, p.state.as_str()))
-        .collect();
-    for (g, n) in [(&mut t.a, 1), (&mut t.b, 2), (&mut t.c, 3)] {
-        g.sh("killall socat; true")?;
-        g.sh(
-            "d=$(readlink -f /sys/class/net/eth1/device); d=${d##*/}; cd /sys/bus/virtio/drivers/virtio_net; \
-             echo $d >unbind; echo $d >bind",
-        )?;
-        up(g, 1, n)?;
-    }
-    must_ping(&mut t.a, &ip(1, 2), 3, "")?;
-    transfer(&mut t.b, &mut t.c, &ip(1, 3), 4)?;
-    Ok(format!(
-        "does NOT survive (ports: {}); works after the driver was bound anew",
-        states.join(", ")
-    ))
-}
-
-/// A daemon that ends in order and is started again: QEMU finds it, split rings go on.
+/// A daemon that ends in order and is started again: QEMU finds it, rings of both formats go on.
 fn daemon_stopped_and_started(t: &mut Three) -> Result<String> {
-    let s = Stream::open(&mut t.a, &mut t.b, &ip(0, 2), 7400, 40)?;
+    let mut streams = Vec::new();
+    for i in 0..PROPS.len() {
+        let port = 7400 + u16::try_from(i)?;
+        streams.push(Stream::open(&mut t.a, &mut t.b, &ip(i, 2), port, 40)?);
+    }
     t.hayate.terminate()?;
     pause(Duration::from_millis(500))?;
     t.hayate.launch()?;
@@ -275,9 +244,32 @@ fn daemon_stopped_and_started(t: &mut Three) -> Result<String> {
             t.hayate.wait_state(&format!("{g}{i}"), PortState::Running)?;
         }
     }
-    s.close(&mut t.a, &mut t.b)?;
-    must_ping(&mut t.c, &ip(0, 1), 3, "")?;
-    Ok("all six ports run again, the connection went on".into())
+    for (i, s) in streams.iter().enumerate() {
+        s.close(&mut t.a, &mut t.b)?;
+        must_ping(&mut t.c, &ip(i, 1), 3, "")?;
+    }
+    Ok("all six ports run again, the connections went on".into())
+}
+
+/// A guest reboots while there is no daemon: what the next one knows of its packed rings is of
+/// rings that are no more.
+fn guest_reboots_without_daemon(t: &mut Three) -> Result<String> {
+    t.hayate.kill9();
+    t.b.reboot()?;
+    t.hayate.launch()?;
+    for g in ["a", "b", "c"] {
+        for i in 0..PROPS.len() {
+            t.hayate.wait_state(&format!("{g}{i}"), PortState::Running)?;
+        }
+    }
+    configure(&mut t.b, 2)?;
+    for i in 0..PROPS.len() {
+        must_ping(&mut t.a, &ip(i, 2), 3, "")?;
+        transfer(&mut t.a, &mut t.b, &ip(i, 2), 4)?;
+        transfer(&mut t.b, &mut t.c, &ip(i, 3), 4)?;
+    }
+    t.hayate.check()?;
+    Ok("split and packed rings start anew, the others go on".into())
 }
 
 pub(crate) fn group(suite: &mut Suite) {
@@ -285,9 +277,9 @@ pub(crate) fn group(suite: &mut Suite) {
         case("guest_reboots", guest_reboots),
         case("qemu_killed", qemu_killed),
         case("daemon_killed_under_tcp::packed", |t: &mut Three| daemon_killed(t, 1)),
-        // From here on packed rings are silent.
         case("daemon_killed_under_tcp::split", |t: &mut Three| daemon_killed(t, 0)),
         case("daemon_stopped_and_started", daemon_stopped_and_started),
+        case("guest_reboots_without_daemon", guest_reboots_without_daemon),
     ];
     suite.group("life", boot, cases, |t| {
         let Three { a, b, c, hayate } = t;

@@ -4,6 +4,7 @@ use super::checks::{exists, not_static};
 use super::{Port, Registry, host, not_found};
 use crate::plane::{NetworkHandle, PlaneError, PortHandle};
 use api::{Error, Name, Origin, PortConfig, PortKind, SocketMode};
+use std::io;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
@@ -23,6 +24,8 @@ impl Registry {
             None => {}
         }
         let (network, socket) = self.check_port(name, &config)?;
+        // A new port has no past, whatever an old one of its name left behind.
+        self.forget_rings(name);
         let handle =
             self.open(name, &config, network, socket).await.map_err(|error| host(&error))?;
         let port = Port { config, origin: Origin::Runtime, open: Ok(handle) };
@@ -30,6 +33,7 @@ impl Registry {
         if let Err(error) = self.save().await {
             self.tables.write().ports.remove(name);
             self.close(name, handle).await;
+            self.forget_rings(name);
             return Err(error);
         }
         info!("port {name} added");
@@ -52,6 +56,7 @@ impl Registry {
         if let Some(handle) = port.handle() {
             self.close(name, handle).await;
         }
+        self.forget_rings(name);
         info!("port {name} removed");
         Ok(())
     }
@@ -78,7 +83,8 @@ impl Registry {
         network: NetworkHandle,
         socket: PathBuf,
     ) -> Result<PortHandle, PlaneError> {
-        let handle = self.plane.open_port(name, config, network, socket.clone()).await?;
+        let rings = self.rings(name);
+        let handle = self.plane.open_port(name, config, network, socket.clone(), rings).await?;
         let listens =
             config.kind == PortKind::Vhost && config.mode.unwrap_or_default() == SocketMode::Server;
         if let Some(group) = self.vhost_group.filter(|_| listens)
@@ -87,6 +93,20 @@ impl Registry {
             warn!("port {name}: the group cannot be given {}: {error}", socket.display());
         }
         Ok(handle)
+    }
+
+    fn rings(&self, name: &Name) -> PathBuf {
+        self.paths.rings().join(name.as_str())
+    }
+
+    fn forget_rings(&self, name: &Name) {
+        let rings = self.rings(name);
+        match std::fs::remove_file(&rings) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!("{} cannot be removed: {error}", rings.display());
+            }
+            _ => {}
+        }
     }
 
     async fn close(&self, name: &Name, handle: PortHandle) {

@@ -1,12 +1,14 @@
 //! A vhost port made from its specification, and the device its sessions serve.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Mac, Offloads};
 use switch::{PortId, Switch};
-use sys::EventFd;
+use sys::{EventFd, Words};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -17,7 +19,7 @@ use virtio_bindings::virtio_config::{
 };
 use virtio_bindings::virtio_net as net;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-use virtqueue::Queue;
+use virtqueue::{Journal, Queue};
 
 use crate::mailbox::Mailbox;
 use crate::port::vhost::rx::LiveRx;
@@ -72,6 +74,7 @@ pub(crate) struct Made {
     endpoint: Endpoint,
     spec: DeviceSpec,
     faults: mpsc::UnboundedReceiver<String>,
+    rings: Option<Words>,
 }
 
 /// What the session task reaches the data plane by.
@@ -117,7 +120,27 @@ pub(crate) fn create(
     let kind = Kind::Vhost(VhostPort::new(config.queues, report));
     let port = Port::new(id, spec.name.clone(), worker, config.queues.into(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
-    Ok((Arc::new(port), Made { endpoint, spec: device, faults }))
+    let rings = config.rings.as_deref().and_then(|path| {
+        let opened = open_rings(path, usize::from(config.queues) * 2 * Journal::WORDS);
+        let lost = "guests with packed rings will not survive a restart";
+        let warn =
+            |error| tracing::warn!(port = %spec.name, %error, "cannot keep positions: {lost}");
+        opened.map_err(warn).ok()
+    });
+    Ok((Arc::new(port), Made { endpoint, spec: device, faults, rings }))
+}
+
+/// The file with the journals of a port's queues, as a predecessor left it or new.
+fn open_rings(path: &Path, words: usize) -> io::Result<Words> {
+    match Words::open(path, words) {
+        Ok(Some(rings)) => return Ok(rings),
+        Ok(None) => {}
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "replaced a file of ring positions");
+            std::fs::remove_file(path)?;
+        }
+    }
+    Words::create(path, words)
 }
 
 impl Made {
@@ -125,9 +148,10 @@ impl Made {
     pub(crate) fn spawn(self, port: Arc<Port>, wiring: Wiring, runtime: &Handle) -> VhostTask {
         let port_name = port.name.clone();
         let mtu = port.mtu();
-        let device = NetDevice { port, mtu, wiring, faults: self.faults, running: Vec::new() };
+        let Self { endpoint, spec, faults, rings } = self;
+        let device = NetDevice { port, mtu, wiring, faults, rings, running: Vec::new() };
         let (stop, stopped) = oneshot::channel();
-        let serving = vhost_session::socket::serve(self.endpoint, self.spec, device, async {
+        let serving = vhost_session::socket::serve(endpoint, spec, device, async {
             // An error means that the port is gone: stop as well.
             let _ = stopped.await;
         });
@@ -147,6 +171,8 @@ struct NetDevice {
     faults: mpsc::UnboundedReceiver<String>,
     /// The MTU of the specification, 0 without one.
     mtu: u32,
+    /// Journals of its queues, one after the other.
+    rings: Option<Words>,
     /// Virtqueues that run.
     running: Vec<u16>,
 }
@@ -163,6 +189,12 @@ impl NetDevice {
         if let Some(vhost) = self.vhost() {
             change(&mut vhost.info.lock());
         }
+    }
+
+    /// The journal of a queue, if there is a file for it.
+    fn journal(&self, virtqueue: u16) -> Option<Journal> {
+        let start = usize::from(virtqueue) * Journal::WORDS;
+        Journal::new(&self.rings.as_ref()?.part(start, Journal::WORDS)?)
     }
 
     /// Says whether frames can be delivered to the port.
@@ -204,17 +236,18 @@ impl Device for NetDevice {
     }
 
     fn start(&mut self, setup: QueueSetup) -> Result<(), DeviceFault> {
-        let QueueSetup { index: virtqueue, mem, config, features, kick, call, enabled } = setup;
+        let QueueSetup { index: virtqueue, mem, config, features, .. } = setup;
+        let QueueSetup { known_base, kick, call, enabled, .. } = setup;
         let has = |feature: u32| features & 1 << feature != 0;
-        let queue = Queue::new(&mem, &config).map_err(|fault| DeviceFault {
-            queue: Some(virtqueue),
-            reason: format!("{}: {fault}", fault.name()),
+        let journal = self.journal(virtqueue).unwrap_or_else(Journal::private);
+        let queue = Queue::resume(&mem, &config, journal, known_base).map_err(|fault| {
+            DeviceFault { queue: Some(virtqueue), reason: format!("{}: {fault}", fault.name()) }
         })?;
         let mergeable = has(net::VIRTIO_NET_F_MRG_RXBUF);
         let with_buffers = mergeable || has(VIRTIO_F_VERSION_1);
         let vnet_len = if with_buffers { VNET_HLEN } else { VNET_HLEN_LEGACY };
         let info = QueueInfo { size: config.size, packed: config.packed, enabled };
-        let page_size = mem.page_size();
+        let (base, page_size) = (queue.base(), mem.page_size());
         self.info(|info| info.page_size = Some(page_size));
         let (port, index) = (Arc::clone(&self.port), virtqueue / 2);
         let command = if virtqueue % 2 == 1 {
@@ -242,7 +275,7 @@ impl Device for NetDevice {
             Command::StartRx(port, index, Box::new(live))
         };
         self.wiring.worker.post(command);
-        tracing::debug!(port = %self.port.name, virtqueue, size = info.size, "queue started");
+        tracing::debug!(port = %self.port.name, virtqueue, size = info.size, base, "queue started");
         self.running(virtqueue, Some(info));
         Ok(())
     }
@@ -261,6 +294,12 @@ impl Device for NetDevice {
         tracing::debug!(port = %self.port.name, virtqueue, base, "queue stopped");
         self.running(virtqueue, None);
         base.unwrap_or(0)
+    }
+
+    fn forget(&mut self, virtqueue: u16) {
+        if let Some(journal) = self.journal(virtqueue) {
+            journal.forget();
+        }
     }
 
     fn set_call(&mut self, virtqueue: u16, call: Option<Arc<EventFd>>) {
