@@ -73,11 +73,9 @@ impl Plane {
     /// Starts the workers; sessions run on the calling runtime.
     pub(crate) fn start(
         cpus: Option<Vec<usize>>,
-        poll_us: Option<u32>,
+        polling: pace::Profile,
     ) -> Result<Self, PlaneError> {
-        let defaults = Options::default();
-        let poll_us = poll_us.unwrap_or(defaults.poll_us);
-        let options = Options { cpus, poll_us };
+        let options = Options { cpus, polling };
         Ok(Self { host: Host::start(&options, tokio::runtime::Handle::current())? })
     }
 
@@ -246,11 +244,13 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         cpu: worker.cpu,
         state: match worker.state {
             dataplane::WorkerState::Polling => api::WorkerState::Polling,
+            dataplane::WorkerState::Napping => api::WorkerState::Napping,
             dataplane::WorkerState::Asleep => api::WorkerState::Asleep,
         },
         queues: queues.collect(),
         polls: worker.polls,
         busy_polls: worker.busy_polls,
+        naps: worker.naps,
         sleeps: worker.sleeps,
         frames: worker.frames,
     }

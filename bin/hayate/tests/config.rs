@@ -43,7 +43,7 @@ fn the_example_is_good_and_shown() {
 fn mistakes_have_file_line_column_and_what_is_allowed() {
     for (text, position, parts) in [
         ("[networks.lan]\nmac_limt = 5\n", "2:1", ["unknown field `mac_limt`", "`mac_age`"]),
-        ("poll_us = \"fast\"\n", "1:11", ["invalid type", "poll_us = \"fast\""]),
+        ("polling = \"fast\"\n", "1:11", ["unknown variant", "polling = \"fast\""]),
         (
             "[ports.a]\nnetwork = \"lan\"\nkind = \"vhost\"\n",
             "2:11",

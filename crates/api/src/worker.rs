@@ -11,6 +11,8 @@ pub enum WorkerState {
     Asleep,
     /// It looks at its queues without pause.
     Polling,
+    /// It lets frames gather for some microseconds.
+    Napping,
 }
 
 /// A queue that a worker serves.
@@ -37,7 +39,9 @@ pub struct Worker {
     pub polls: u64,
     /// Of these, times it found something to do.
     pub busy_polls: u64,
-    /// Times it went to sleep.
+    /// Times it let frames gather for some microseconds.
+    pub naps: u64,
+    /// Times it went to sleep until it was notified.
     pub sleeps: u64,
     /// Frames it took from ports.
     pub frames: u64,

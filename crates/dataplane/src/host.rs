@@ -7,12 +7,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering::Relaxed;
+use std::num::NonZeroU64;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use pace::Profile;
 use parking_lot::Mutex;
+use rustix::thread::set_current_timer_slack;
 use switch::{DropReason, NetworkConfig, NetworkId, PortConfig, PortId, Switch};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -22,7 +24,7 @@ use crate::port::vhost::config::VhostTask;
 use crate::port::{Kind, Port, PortMap, tap, vhost};
 use crate::spec::{NetworkSpec, Options, PortKind, PortSpec};
 use crate::status::{
-    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerState, WorkerStatus,
+    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerStatus,
 };
 use crate::worker::{Command, Shared, Worker};
 
@@ -126,13 +128,12 @@ impl Host {
         };
         let switch = Arc::new(Switch::new());
         let epoch = Instant::now();
-        let poll = Duration::from_micros(options.poll_us.into());
         let mut workers = Vec::new();
         let mut threads = Vec::new();
         for (id, cpu) in (0u16..).zip(cpus) {
             let failed = |source| HostError::StartWorker { worker: id, source };
             let shared = Arc::new(Shared::new(id, cpu).map_err(failed)?);
-            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), poll, epoch);
+            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), options.polling, epoch);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
         }
@@ -277,14 +278,11 @@ impl Host {
         let status = |worker: &Arc<Shared>| WorkerStatus {
             id: worker.id,
             cpu: worker.cpu,
-            state: if worker.asleep.load(Relaxed) {
-                WorkerState::Asleep
-            } else {
-                WorkerState::Polling
-            },
+            state: worker.state(),
             queues: worker.queues.lock().iter().map(|(port, q)| (name(*port), *q)).collect(),
             polls: worker.polls.get(),
             busy_polls: worker.busy_polls.get(),
+            naps: worker.naps.get(),
             sleeps: worker.sleeps.get(),
             frames: worker.frames.get(),
         };
@@ -373,7 +371,7 @@ async fn maintain(inner: Weak<Inner>) {
 fn spawn(
     shared: Arc<Shared>,
     switch: Arc<Switch>,
-    poll: Duration,
+    polling: Profile,
     epoch: Instant,
 ) -> io::Result<JoinHandle<()>> {
     if let Some(cpu) = shared.cpu {
@@ -383,12 +381,16 @@ fn spawn(
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
     }
-    let worker = Worker::new(Arc::clone(&shared), switch, poll, epoch)?;
+    let worker = Worker::new(Arc::clone(&shared), switch, polling, epoch)?;
     std::thread::Builder::new().name(format!("worker-{}", shared.id)).spawn(move || {
         if let Some(cpu) = shared.cpu
             && let Err(error) = sys::affinity::pin_current_thread(cpu)
         {
             tracing::error!(cpu, %error, "cannot pin a worker");
+        }
+        // Naps are shorter than the 50 us by which the kernel may prolong them otherwise.
+        if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
+            tracing::warn!(%error, "naps may take longer than they should");
         }
         worker.run();
     })

@@ -18,13 +18,13 @@ mod egress;
 mod frame;
 mod host;
 mod mailbox;
-mod pace;
 mod port;
 mod spec;
 mod status;
 mod worker;
 
 pub use host::{Host, HostError};
+pub use pace::Profile;
 pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
 pub use status::{
     Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerState, WorkerStatus,

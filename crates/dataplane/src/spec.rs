@@ -3,23 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pace::Profile;
 use switch::{NetworkId, VlanMode};
 
 /// How the data plane runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// One pinned worker per CPU named here; `None`: unpinned workers, one for every eight CPUs
     /// this process may use and at least one.
     pub cpus: Option<Vec<usize>>,
-    /// How long a worker goes on polling after its last frame before it arms notifications and
-    /// sleeps, in microseconds. 0 sleeps at once; more gives lower latency for more CPU time.
-    pub poll_us: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { cpus: None, poll_us: 50 }
-    }
+    /// When workers poll, nap and sleep.
+    pub polling: Profile,
 }
 
 /// An isolated layer-2 segment.

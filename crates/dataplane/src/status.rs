@@ -131,6 +131,8 @@ pub struct QueueStatus {
 pub enum WorkerState {
     /// It looks at its queues again and again.
     Polling,
+    /// It lets frames gather for some microseconds.
+    Napping,
     /// Notifications are armed and it sleeps.
     Asleep,
 }
@@ -139,6 +141,7 @@ impl fmt::Display for WorkerState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Polling => "polling",
+            Self::Napping => "napping",
             Self::Asleep => "asleep",
         })
     }
@@ -159,7 +162,9 @@ pub struct WorkerStatus {
     pub polls: u64,
     /// Of these, passes that found a frame.
     pub busy_polls: u64,
-    /// Times it went to sleep.
+    /// Times it waited a little for frames to gather.
+    pub naps: u64,
+    /// Times it went to sleep until it was notified.
     pub sleeps: u64,
     /// Frames it took from its queues.
     pub frames: u64,

@@ -76,8 +76,9 @@ pub(super) fn workers(client: &Client, output: Output) -> Result<(), Failure> {
     if output.json {
         return out::json(&workers);
     }
-    let mut table =
-        Table::new(["WORKER", "CPU", "STATE", ">FRAMES", ">POLLS", ">BUSY", ">SLEEPS", "QUEUES"]);
+    let mut table = Table::new([
+        "WORKER", "CPU", "STATE", ">FRAMES", ">POLLS", ">BUSY", ">NAPS", ">SLEEPS", "QUEUES",
+    ]);
     for worker in &workers {
         let queues: Vec<String> =
             worker.queues.iter().map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
@@ -86,12 +87,14 @@ pub(super) fn workers(client: &Client, output: Output) -> Result<(), Failure> {
             units::maybe(worker.cpu),
             match worker.state {
                 WorkerState::Asleep => "asleep",
+                WorkerState::Napping => "napping",
                 WorkerState::Polling => "polling",
             }
             .to_owned(),
             units::number(worker.frames),
             units::number(worker.polls),
             units::number(worker.busy_polls),
+            units::number(worker.naps),
             units::number(worker.sleeps),
             units::list(&queues),
         ]);

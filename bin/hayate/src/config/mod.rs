@@ -27,10 +27,11 @@ pub(crate) struct Config {
     /// CPUs of the workers, one pinned worker for each. `--cpus` overrides it. Default: workers
     /// that are not pinned, one for every eight CPUs of the machine.
     pub(crate) cpus: Option<CpuList>,
-    /// Microseconds a worker goes on polling after its last frame before it sleeps, 0 to 1000000.
-    /// More gives lower latency for more CPU time. Default: 50.
-    #[schemars(range(min = 0, max = 1_000_000))]
-    pub(crate) poll_us: Option<u32>,
+    /// What workers save, time or CPU: `always` polls without end, `latency` polls for a millisecond
+    /// after the last frame, `balanced` naps for up to 100 microseconds while frames come steadily,
+    /// `power` for up to 250. In all but the first a quiet worker sleeps. Default: `balanced`.
+    #[serde(default)]
+    pub(crate) polling: Polling,
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or such a level for a
     /// part of the program, like `info,dataplane=debug`. `--log` and `HAYATE_LOG` override it.
     /// Default: `info`.
@@ -47,6 +48,28 @@ pub(crate) struct Config {
     /// Ports, by name: `[ports.NAME]`. Which keys may be given depends on `kind`.
     #[serde(default)]
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+}
+
+/// What workers save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Polling {
+    Always,
+    Latency,
+    #[default]
+    Balanced,
+    Power,
+}
+
+impl From<Polling> for pace::Profile {
+    fn from(polling: Polling) -> Self {
+        match polling {
+            Polling::Always => Self::Always,
+            Polling::Latency => Self::Latency,
+            Polling::Balanced => Self::Balanced,
+            Polling::Power => Self::Power,
+        }
+    }
 }
 
 /// Why a configuration was refused: one line of text, or several for several mistakes.
@@ -85,10 +108,6 @@ impl Config {
     /// What types cannot say: ranges, references, and things wanted twice.
     fn mistakes(&self) -> Vec<Mistake> {
         let mut found = Vec::new();
-        if self.poll_us.is_some_and(|poll_us| poll_us > 1_000_000) {
-            let message = "0 to 1000000 microseconds are allowed".to_owned();
-            found.push((vec!["poll_us".to_owned()], message));
-        }
         if let Some(Err(message)) = self.log.as_deref().map(crate::daemon::check_log) {
             found.push((vec!["log".to_owned()], message));
         }

@@ -4,8 +4,8 @@
 //! memory. It makes passes over its queues; in each it takes up to a burst of frames from every
 //! queue and forwards them. Between passes it reads its mailbox: queues start and stop there, so
 //! control never meets a half-done burst, and a queue that was reported stopped is not touched
-//! again. When passes find nothing for a while ([`crate::pace`]), it asks the guests to kick,
-//! looks once more, and sleeps until a kick, a readable TAP queue or a command.
+//! again. When passes find nothing it does as [`pace`] says: polls on, naps, or asks the guests to
+//! kick, looks once more, and sleeps until a kick, a readable TAP queue or a command.
 //!
 //! Who calls in: nobody. Control posts commands ([`crate::mailbox`]) and reads counters. What may
 //! be held: during a burst, the locks of the destinations opened in it ([`crate::egress`]);
@@ -16,9 +16,10 @@ pub(crate) mod forward;
 mod sleep;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use pace::{Idle, Pace, Profile};
 use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::{Cache, PortId, Switch};
@@ -29,11 +30,11 @@ use crate::counters::Counter;
 use crate::egress::{Egress, Workshop};
 use crate::frame::{Body, FRAME_MAX, fill_local};
 use crate::mailbox::Mailbox;
-use crate::pace::{Idle, Pace};
 use crate::port::tap::tx::TapTx;
 use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
+use crate::status::WorkerState;
 use forward::{Forward, Lookup, Sender};
 use sleep::{Bed, Token};
 
@@ -76,9 +77,10 @@ pub(crate) struct Shared {
     pub(crate) id: u16,
     pub(crate) cpu: Option<usize>,
     pub(crate) mailbox: Mailbox,
-    pub(crate) asleep: AtomicBool,
+    state: AtomicU8,
     pub(crate) polls: Counter,
     pub(crate) busy_polls: Counter,
+    pub(crate) naps: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) frames: Counter,
     /// The queues it polls: port and queue pair, kept up to date between bursts.
@@ -91,13 +93,21 @@ impl Shared {
             id,
             cpu,
             mailbox: Mailbox::new()?,
-            asleep: AtomicBool::new(false),
+            state: AtomicU8::new(WorkerState::Polling as u8),
             polls: Counter::default(),
             busy_polls: Counter::default(),
+            naps: Counter::default(),
             sleeps: Counter::default(),
             frames: Counter::default(),
             queues: Mutex::new(Vec::new()),
         })
+    }
+
+    /// What it is doing.
+    pub(crate) fn state(&self) -> WorkerState {
+        let state = self.state.load(Relaxed);
+        let all = [WorkerState::Napping, WorkerState::Asleep];
+        all.into_iter().find(|one| *one as u8 == state).unwrap_or(WorkerState::Polling)
     }
 }
 
@@ -129,7 +139,7 @@ impl Worker {
     pub(crate) fn new(
         shared: Arc<Shared>,
         switch: Arc<Switch>,
-        poll: Duration,
+        polling: Profile,
         epoch: Instant,
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
@@ -145,7 +155,7 @@ impl Worker {
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
                 workshop: Workshop::new(),
             },
-            pace: Pace::new(poll),
+            pace: Pace::new(polling, epoch.elapsed().as_nanos() as u64),
             bed,
             epoch,
             now_ms: 0,
@@ -173,16 +183,13 @@ impl Worker {
             if frames > 0 {
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
-                self.pace.busy();
+                self.pace.busy(frames);
                 continue;
             }
-            let now = Instant::now();
-            match self.pace.idle(now) {
+            match self.pace.idle(self.now_ns()) {
                 Idle::Poll => std::hint::spin_loop(),
-                Idle::Sleep => {
-                    self.sleep();
-                    self.tick(Instant::now());
-                }
+                Idle::Nap(length) => self.nap(length),
+                Idle::Sleep => self.sleep(),
             }
         }
     }
@@ -204,6 +211,11 @@ impl Worker {
             frames += tap.burst(&mut Forward { lookup, head, egress });
         }
         frames
+    }
+
+    /// Nanoseconds since the data plane started.
+    fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
     }
 
     fn tick(&mut self, now: Instant) {
@@ -229,17 +241,44 @@ impl Worker {
             return;
         }
         self.shared.sleeps.add(1);
-        self.shared.asleep.store(true, Relaxed);
-        self.wait(silent.then_some(SILENT_NAP));
-        self.shared.asleep.store(false, Relaxed);
+        self.rest(WorkerState::Asleep, silent.then_some(SILENT_NAP));
+        // What comes while it polls needs no kick, which would end the next sleep for nothing.
+        self.tx.iter_mut().for_each(LiveTx::disarm);
     }
 
-    /// Waits for descriptors, at most `limit`, and notes what happened.
-    fn wait(&mut self, limit: Option<Duration>) {
+    /// Lets frames gather. Kicks are off, but a command or a readable TAP queue ends it.
+    fn nap(&mut self, length: Duration) {
+        if self.shared.mailbox.pending() {
+            return;
+        }
+        self.shared.naps.add(1);
+        let end = Instant::now() + length;
+        let mut left = length;
+        // A kick that was on its way when kicks were turned off does not end a nap.
+        while !left.is_zero() && self.rest(WorkerState::Napping, Some(left)) {
+            left = end.saturating_duration_since(Instant::now());
+        }
+    }
+
+    /// Waits in this state; returns whether nothing but kicks ended it.
+    fn rest(&mut self, state: WorkerState, limit: Option<Duration>) -> bool {
+        self.shared.state.store(state as u8, Relaxed);
+        let only_kicks = self.wait(limit);
+        self.shared.state.store(WorkerState::Polling as u8, Relaxed);
+        let now = Instant::now();
+        self.tick(now);
+        self.pace.woken(now.duration_since(self.epoch).as_nanos() as u64);
+        only_kicks
+    }
+
+    /// Waits for descriptors, at most `limit`, and notes what happened. Returns whether that was
+    /// kicks only, or nothing.
+    fn wait(&mut self, limit: Option<Duration>) -> bool {
+        let mut only_kicks = true;
         let Self { bed, tx, taps, .. } = self;
         for token in bed.wait(limit) {
             match token {
-                Token::Mailbox => {}
+                Token::Mailbox => only_kicks = false,
                 Token::Kick(port, index) => {
                     let queue = tx.iter().find(|tx| tx.port.id == port && tx.index == index);
                     if let Some(queue) = queue
@@ -249,6 +288,7 @@ impl Worker {
                     }
                 }
                 Token::Tap(port, index) => {
+                    only_kicks = false;
                     let tap = taps.iter_mut().find(|t| t.port.id == port && t.index == index);
                     if let Some(tap) = tap {
                         tap.ready = true;
@@ -256,6 +296,7 @@ impl Worker {
                 }
             }
         }
+        only_kicks
     }
 
     /// Carries out what control asked.

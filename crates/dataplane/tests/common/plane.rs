@@ -66,7 +66,7 @@ impl Plane {
 
     /// With workers that go on polling for ever.
     pub(crate) fn polling() -> Plane {
-        Plane::with(&Options { cpus: None, poll_us: 100_000_000 })
+        Plane::with(&Options { cpus: None, polling: pace::Profile::Always })
     }
 
     pub(crate) fn with(options: &Options) -> Plane {

@@ -41,10 +41,7 @@ impl LiveTx {
         if self.faulted || !(self.queue.has_available() || self.mem.faulted()) {
             return 0;
         }
-        if self.armed {
-            self.queue.disable_kicks();
-            self.armed = false;
-        }
+        self.disarm();
         let taken = self.take(forward);
         let vanished = self.mem.faulted();
         if (taken.is_err() || vanished)
@@ -128,6 +125,14 @@ impl LiveTx {
             counters.interrupts.add(1);
             // Cannot fail on an eventfd, which it was checked to be.
             let _ = call.signal();
+        }
+    }
+
+    /// Tells the guest that it need not kick.
+    pub(crate) fn disarm(&mut self) {
+        if self.armed && !self.faulted {
+            self.queue.disable_kicks();
+            self.armed = false;
         }
     }
 

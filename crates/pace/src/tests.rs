@@ -1,0 +1,242 @@
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What things cost a worker, in nanoseconds: about what they do on a virtual machine.
+const PASS: u64 = 60;
+const FRAME: u64 = 50;
+const NAP_CPU: u64 = 3_000;
+const NAP_LATE: u64 = 20_000;
+const WAKE_CPU: u64 = 4_000;
+const WAKE_LATE: u64 = 15_000;
+const BURST: usize = 96;
+
+/// Where frames come from.
+enum Source {
+    /// At these times.
+    Open(Box<dyn Iterator<Item = u64>>),
+    /// The next one so long after the one before was forwarded, in turns.
+    Closed([u64; 2]),
+}
+
+/// What came of it.
+#[derive(Debug)]
+struct Outcome {
+    /// CPU time of the worker, in percent.
+    cpu: f64,
+    /// From arrival to forwarding, in nanoseconds.
+    delays: Vec<u64>,
+    /// Most frames that waited at once.
+    backlog: usize,
+    naps: u64,
+    sleeps: u64,
+}
+
+impl Outcome {
+    fn delay(&self, percent: usize) -> u64 {
+        let mut delays = self.delays.clone();
+        delays.sort_unstable();
+        delays[(delays.len() - 1) * percent / 100]
+    }
+}
+
+/// Runs a worker for `length` nanoseconds of a made-up clock; judges the second half.
+fn run(profile: Profile, source: Source, length: u64) -> Outcome {
+    let mut pace = Pace::new(profile, 0);
+    let mut due = VecDeque::new();
+    let (mut open, mut closed) = match source {
+        Source::Open(times) => (Some(times.peekable()), [0; 2].into_iter().cycle()),
+        Source::Closed(after) => {
+            due.push_back(0);
+            (None, after.into_iter().cycle())
+        }
+    };
+    let (mut now, mut idle_cpu) = (0, 0);
+    let mut outcome = Outcome { cpu: 0.0, delays: vec![], backlog: 0, naps: 0, sleeps: 0 };
+    let mut half = None;
+    while now < length {
+        if half.is_none() && now >= length / 2 {
+            half = Some((now, idle_cpu));
+            outcome = Outcome { delays: vec![], backlog: 0, naps: 0, sleeps: 0, ..outcome };
+        }
+        if let Some(open) = &mut open {
+            while let Some(at) = open.next_if(|at| *at <= now) {
+                due.push_back(at);
+            }
+        }
+        let ready = due.iter().take_while(|at| **at <= now).count();
+        outcome.backlog = outcome.backlog.max(ready);
+        let taken = ready.min(BURST);
+        if taken > 0 {
+            now += PASS + FRAME * taken as u64;
+            for at in due.drain(..taken) {
+                outcome.delays.push(now - at);
+            }
+            if open.is_none() {
+                due.push_back(now + closed.next().unwrap());
+            }
+            pace.busy(taken);
+            continue;
+        }
+        now += PASS;
+        let next = || match &mut open {
+            Some(open) => open.peek().copied(),
+            None => due.front().copied(),
+        };
+        match pace.idle(now) {
+            Idle::Poll => {}
+            Idle::Nap(length) => {
+                outcome.naps += 1;
+                let slept = length.as_nanos() as u64 + NAP_LATE;
+                idle_cpu += slept - NAP_CPU;
+                now += slept;
+                pace.woken(now);
+            }
+            Idle::Sleep => {
+                outcome.sleeps += 1;
+                let mut next = next;
+                let woken = next().unwrap_or(length).max(now) + WAKE_LATE;
+                idle_cpu += woken - now - WAKE_CPU;
+                now = woken;
+                pace.woken(now);
+            }
+        }
+    }
+    let (start, before) = half.unwrap_or_default();
+    let wall = (now - start) as f64;
+    outcome.cpu = 100.0 * (wall - (idle_cpu - before) as f64) / wall;
+    outcome
+}
+
+fn steady(per_second: u64) -> Source {
+    Source::Open(Box::new((1u64..).map(move |n| n * 1_000_000_000 / per_second)))
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+#[test]
+fn silence_costs_nothing() {
+    for profile in [Profile::Latency, Profile::Balanced, Profile::Power] {
+        let outcome = run(profile, Source::Open(Box::new((0..5000u64).map(|n| n * 1000))), SECOND);
+        // Of the whole second, the traffic at its beginning included.
+        assert!(outcome.cpu < 1.0, "{profile}: {}", outcome.cpu);
+        assert!(outcome.sleeps > 0, "{profile}");
+    }
+}
+
+#[test]
+fn balanced_keeps_within_its_share() {
+    for (rate, cpu) in [(100, 0.5), (10_000, 8.0), (100_000, 30.0), (1_000_000, 50.0)] {
+        let outcome = run(Profile::Balanced, steady(rate), SECOND / 2);
+        assert!(outcome.cpu < cpu, "{rate}/s: {}", outcome.cpu);
+        assert!(outcome.backlog <= 128, "{rate}/s: {}", outcome.backlog);
+        assert!(outcome.delay(99) < 140_000, "{rate}/s: {}", outcome.delay(99));
+    }
+}
+
+#[test]
+fn no_rate_overflows_a_ring() {
+    for profile in Profile::ALL {
+        for rate in [2_000_000, 4_000_000, 8_000_000, 12_000_000, 16_000_000] {
+            let outcome = run(profile, steady(rate), SECOND / 20);
+            assert!(outcome.backlog < 200, "{profile}, {rate}/s: {}", outcome.backlog);
+        }
+    }
+}
+
+#[test]
+fn a_rare_frame_wakes_at_once() {
+    let outcome = run(Profile::Balanced, steady(10_000), SECOND / 2);
+    assert!(outcome.delay(50) < WAKE_LATE + 1_000, "{}", outcome.delay(50));
+}
+
+#[test]
+fn latency_is_always_there() {
+    for rate in [10_000, 100_000, 1_000_000] {
+        let outcome = run(Profile::Latency, steady(rate), SECOND / 10);
+        assert!(outcome.delay(99) < 500, "{rate}/s: {}", outcome.delay(99));
+        assert_eq!(outcome.naps + outcome.sleeps, 0);
+    }
+}
+
+#[test]
+fn always_means_always() {
+    let outcome = run(Profile::Always, steady(100), SECOND / 10);
+    assert_eq!(outcome.naps + outcome.sleeps, 0);
+}
+
+/// Frames that wait for an answer do not gather: naps would only make them slow.
+#[test]
+fn a_ping_pong_is_not_napped_through() {
+    let outcome = run(Profile::Balanced, Source::Closed([1_000; 2]), SECOND);
+    assert!(outcome.delay(50) < 500, "{}", outcome.delay(50));
+    assert!(outcome.delay(95) < 500, "{}", outcome.delay(95));
+    // Slower ones are woken for, not napped for.
+    let outcome = run(Profile::Balanced, Source::Closed([30_000; 2]), SECOND);
+    assert!(outcome.delay(50) < WAKE_LATE + 1_000, "{}", outcome.delay(50));
+}
+
+/// A request and its answer: the answer comes soon, the next request does not.
+#[test]
+fn an_answer_is_waited_for() {
+    for pause in [6_000, 100_000] {
+        let outcome = run(Profile::Balanced, Source::Closed([1_000, pause]), SECOND);
+        assert!(outcome.delay(45) < 500, "{pause}: {}", outcome.delay(45));
+        assert!(outcome.delay(99) < WAKE_LATE + 1_000, "{pause}: {}", outcome.delay(99));
+    }
+}
+
+#[test]
+fn power_saves_more() {
+    // Above that both gather what a ring can bear.
+    for rate in [20_000, 100_000, 300_000] {
+        let power = run(Profile::Power, steady(rate), SECOND / 2);
+        let balanced = run(Profile::Balanced, steady(rate), SECOND / 2);
+        assert!(power.cpu < balanced.cpu * 0.9, "{rate}/s: {} {}", power.cpu, balanced.cpu);
+    }
+}
+
+#[test]
+fn profiles_have_names() {
+    for profile in Profile::ALL {
+        assert_eq!(profile.to_string().parse(), Ok(profile));
+    }
+    assert_eq!("fast".parse::<Profile>(), Err(UnknownProfile));
+}
+
+proptest! {
+    /// Whatever the gaps: naps are within their bounds, time is never taken for negative, and when
+    /// the frames end the worker sleeps soon.
+    #[test]
+    fn it_ends_asleep(
+        gaps in prop::collection::vec((0u64..5_000_000, 1usize..300), 0..400),
+        kind in 1usize..4,
+    ) {
+        let profile = Profile::ALL[kind];
+        let mut pace = Pace::new(profile, 0);
+        let mut now = 0u64;
+        for (gap, frames) in gaps {
+            let until = now + gap;
+            while now < until {
+                now += match pace.idle(now) {
+                    Idle::Poll => 1_000,
+                    Idle::Nap(length) => {
+                        prop_assert!(length.as_nanos() as u64 <= profile.limits().nap);
+                        prop_assert!(length.as_nanos() as u64 >= NAP_MIN);
+                        length.as_nanos() as u64
+                    }
+                    Idle::Sleep => until - now,
+                };
+                pace.woken(now);
+            }
+            pace.busy(frames);
+        }
+        let end = now;
+        while pace.idle(now) != Idle::Sleep {
+            now += 1_000;
+            prop_assert!(now - end < 2_000_000, "awake for two milliseconds");
+        }
+    }
+}
