@@ -445,7 +445,7 @@ fn status_of(port: &Port) -> PortStatus {
             let rx = port.outgoing().enumerate();
             let tx = tx.map(|(i, c)| queue_status(port, i, Direction::Tx, &info, c));
             let rx = rx.map(|(i, c)| queue_status(port, i, Direction::Rx, &info, c));
-            PortStatus { since: tap.since, mac: tap.mac, queues: tx.chain(rx).collect(), ..empty }
+            PortStatus { since: tap.since, mac: tap.mac(), queues: tx.chain(rx).collect(), ..empty }
         }
     }
 }

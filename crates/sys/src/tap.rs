@@ -48,7 +48,6 @@ pub struct Tap {
     /// A socket in the interface's namespace; what is done to an interface goes through one.
     control: OwnedFd,
     index: c_int,
-    mac: [u8; 6],
     offloads: u32,
 }
 
@@ -108,10 +107,12 @@ impl Tap {
         Ok(name_in(&request))
     }
 
-    /// The MAC address the interface was created with.
-    #[must_use]
-    pub fn mac(&self) -> [u8; 6] {
-        self.mac
+    /// The interface's present MAC address: udev gives it another one soon after it appears.
+    ///
+    /// # Errors
+    /// As for [`Tap::name`].
+    pub fn mac(&self) -> io::Result<[u8; 6]> {
+        read_mac(self.control.as_fd(), &self.name()?)
     }
 
     /// Which `TUN_F_*` offloads the kernel may use towards us.
@@ -164,7 +165,7 @@ impl Tap {
 impl TapQueue {
     /// The interface.
     #[must_use]
-    pub fn tap(&self) -> &Tap {
+    pub fn tap(&self) -> &Arc<Tap> {
         &self.tap
     }
 
@@ -243,8 +244,7 @@ fn create_here(config: &TapConfig<'_>) -> io::Result<Vec<TapQueue>> {
         .map_err(|e| context(&e, &format!("find interface {name}")))?;
     // SAFETY: SIOCGIFINDEX has filled in this member of the union.
     let index = unsafe { request.ifr_ifru.ifru_ifindex };
-    let mac = read_mac(control_fd.as_fd(), &name)?;
-    let tap = Arc::new(Tap { control: control_fd, index, mac, offloads });
+    let tap = Arc::new(Tap { control: control_fd, index, offloads });
 
     let mut queues = vec![TapQueue { fd: first, tap: Arc::clone(&tap) }];
     for _ in 1..config.queues {
@@ -274,7 +274,7 @@ fn open_queue(config: &TapConfig<'_>, name: &str, more: c_int) -> io::Result<(Ow
             let text = format!("an interface named {name} exists already");
             return io::Error::new(io::ErrorKind::AlreadyExists, text);
         }
-        context(&error, &format!("create TAP interface {name}"))
+        context(&error, "TUNSETIFF")
     })?;
     let mut header = VNET_HDR_LEN as c_int;
     // SAFETY: TUNSETVNETHDRSZ reads an int.

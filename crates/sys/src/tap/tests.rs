@@ -53,8 +53,10 @@ fn lives_in_the_namespace_and_as_long_as_its_queues() {
 
     let tap = queues[3].tap();
     assert_eq!(tap.name().unwrap(), "hy0");
-    let mac = tap.mac().map(|byte| format!("{byte:02x}")).join(":");
+    let mac = tap.mac().unwrap().map(|byte| format!("{byte:02x}")).join(":");
     assert!(shown.contains(&mac), "{mac} {shown}");
+    netns.ip("link set hy0 address 02:00:00:00:00:05").unwrap();
+    assert_eq!(tap.mac().unwrap(), [2, 0, 0, 0, 0, 5]);
     tap.set_mtu(9000).unwrap();
     tap.set_up(false).unwrap();
     let shown = netns.ip("link show hy0").unwrap();
@@ -139,7 +141,7 @@ fn kernel_chooses_the_number() {
 fn frames_both_ways() {
     let Some(netns) = Netns::new() else { return };
     let queues = Tap::create(&netns.config("hy8", 1)).unwrap();
-    let (queue, mac) = (&queues[0], queues[0].tap().mac());
+    let (queue, mac) = (&queues[0], queues[0].tap().mac().unwrap());
     netns.ip("addr add 192.0.2.1/24 dev hy8").unwrap();
     let ours = [2, 0, 0, 0, 0, 9];
     let mut request = [0xff; 6].to_vec();

@@ -30,19 +30,18 @@ pub(crate) fn create(
     let (ifname, netns) = (tap.ifname.as_str(), tap.netns.as_deref());
     let queues = Tap::create(&TapConfig { ifname, netns, queues: tap.queues })?;
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
-    let interface = queues.first().map(|queue| queue.tap());
-    if let (Some(mtu), Some(interface)) = (spec.mtu, interface) {
+    let interface = queues.first().map(|queue| Arc::clone(queue.tap()));
+    if let (Some(mtu), Some(interface)) = (spec.mtu, &interface) {
         interface.set_mtu(mtu)?;
     }
-    let uso = interface.is_some_and(Tap::has_uso);
+    let uso = interface.as_ref().is_some_and(|interface| interface.has_uso());
     let uso = if uso { Offloads::NONE } else { Offloads::USO4 | Offloads::USO6 };
     let offloads = Offloads::ALL.without(uso);
-    let mac = interface.map(Tap::mac);
     let rx = queues.iter().map(|queue| RxQueue {
         live: Mutex::new(TapRx::new(Arc::clone(queue), offloads)),
         counters: QueueCounters::default(),
     });
-    let kind = Kind::Tap(TapPort { rx: rx.collect(), mac, since: SystemTime::now() });
+    let kind = Kind::Tap(TapPort { rx: rx.collect(), interface, since: SystemTime::now() });
     let port = Port::new(id, spec.name.clone(), worker, queues.len(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let port = Arc::new(port);

@@ -7,18 +7,27 @@ pub(crate) mod config;
 pub(crate) mod rx;
 pub(crate) mod tx;
 
+use std::sync::Arc;
+
+use sys::tap::Tap;
+
 /// The shared part of a TAP port.
 #[derive(Debug)]
 pub(crate) struct TapPort {
     /// Its RX queues, at least one.
     pub(crate) rx: Box<[rx::RxQueue]>,
-    /// MAC address of the interface.
-    pub(crate) mac: Option<[u8; 6]>,
+    /// The interface.
+    pub(crate) interface: Option<Arc<Tap>>,
     /// Created at.
     pub(crate) since: std::time::SystemTime,
 }
 
 impl TapPort {
+    /// The MAC address the interface has now.
+    pub(crate) fn mac(&self) -> Option<[u8; 6]> {
+        self.interface.as_ref()?.mac().ok()
+    }
+
     /// The RX queue that frames with this flow hash go to.
     #[inline]
     pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> usize {
