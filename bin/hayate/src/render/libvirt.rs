@@ -6,18 +6,20 @@ use std::fmt::Write;
 
 /// The parts of a domain's XML that connect it to hayate; `ports` are the VM's.
 pub(crate) fn xml(vm: &Vm, ports: &[Port], packed: bool) -> String {
+    // Without <currentMemory>, an old and smaller one would stay and the guest would get no more.
     let mut xml = format!(
         "\
 <!-- in <domain>, in place of what is there -->
-<memory unit='KiB'>{}</memory>
-<vcpu>{}</vcpu>
+<memory unit='KiB'>{memory}</memory>
+<currentMemory unit='KiB'>{memory}</currentMemory>
+<vcpu>{vcpus}</vcpu>
 <memoryBacking>
   <source type='memfd'/>
   <access mode='shared'/>
 </memoryBacking>
 ",
-        vm.memory.bytes() / 1024,
-        vm.vcpus
+        memory = vm.memory.bytes() / 1024,
+        vcpus = vm.vcpus
     );
     if !ports.is_empty() {
         xml.push_str("\n<!-- in <devices> -->\n");

@@ -110,6 +110,7 @@ fn libvirt_gets_the_same_card() {
     let xml = libvirt::xml(&vm(2), &[port("/s", |config| config.mtu = Some(9000))], true);
     for part in [
         "<memory unit='KiB'>2097152</memory>",
+        "<currentMemory unit='KiB'>2097152</currentMemory>",
         "<vcpu>2</vcpu>",
         "<source type='memfd'/>\n  <access mode='shared'/>",
         "<mac address='02:36:bc:11:48:4f'/>",
