@@ -24,7 +24,8 @@ pub(super) fn stats(client: &Client, args: &StatsArgs) -> Result<(), Failure> {
 /// Again and again, until the count is reached or a signal ends the command.
 fn watch(client: &Client, args: &StatsArgs, first: Stats) -> Result<(), Failure> {
     let mut before = first;
-    let clear = std::io::stdout().is_terminal();
+    let terminal = std::io::stdout().is_terminal();
+    let mut lines = 0;
     for look in 0.. {
         if args.count.is_some_and(|count| look >= count) {
             break;
@@ -34,13 +35,24 @@ fn watch(client: &Client, args: &StatsArgs, first: Stats) -> Result<(), Failure>
         if args.output.json {
             out::json_line(&now)?;
         } else {
-            // Home, then clear what was below: no flicker.
-            let start = if clear { "\x1b[H\x1b[J" } else { "" };
-            out::text(&format!("{start}{}", rates(&before, &now)))?;
+            let table = rates(&before, &now);
+            if terminal {
+                out::text(&in_place(&table, lines))?;
+                lines = table.lines().count();
+            } else {
+                out::text(&table)?;
+            }
         }
         before = now;
     }
     Ok(())
+}
+
+/// A table over the one of `lines` lines before it; what is above them stays. The terminal cuts
+/// long lines meanwhile, so that each takes one.
+fn in_place(table: &str, lines: usize) -> String {
+    let up = if lines > 0 { format!("\x1b[{lines}A") } else { String::new() };
+    format!("{up}\x1b[J\x1b[?7l{}\x1b[?7h\n", table.trim_end())
 }
 
 fn totals(stats: &Stats) -> String {
@@ -95,4 +107,15 @@ fn rates(before: &Stats, now: &Stats) -> String {
         ]);
     }
     table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_place;
+
+    #[test]
+    fn a_table_takes_the_place_of_the_last_one_only() {
+        assert_eq!(in_place("a\nb\n", 0), "\x1b[J\x1b[?7la\nb\x1b[?7h\n");
+        assert_eq!(in_place("a\n", 2), "\x1b[2A\x1b[J\x1b[?7la\x1b[?7h\n");
+    }
 }
