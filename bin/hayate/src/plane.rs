@@ -17,8 +17,12 @@ pub(crate) type PortHandle = dataplane::PortId;
 
 /// The host refused; the text says what and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct PlaneError(String);
+#[error("{text}")]
+pub(crate) struct PlaneError {
+    text: String,
+    /// What to do about it, where that is known.
+    pub(crate) hint: Option<&'static str>,
+}
 
 impl From<dataplane::HostError> for PlaneError {
     fn from(error: dataplane::HostError) -> Self {
@@ -32,7 +36,20 @@ impl From<dataplane::HostError> for PlaneError {
             }
             source = cause.source();
         }
-        Self(text)
+        Self { text, hint: hint(&error) }
+    }
+}
+
+fn hint(error: &dataplane::HostError) -> Option<&'static str> {
+    use std::io::ErrorKind;
+    let dataplane::HostError::Tap { source, .. } = error else { return None };
+    match source.kind() {
+        ErrorKind::PermissionDenied => Some("the daemon must run as root, or with CAP_NET_ADMIN"),
+        ErrorKind::NotFound if source.to_string().contains("/dev/net/tun") => {
+            Some("`modprobe tun` loads the driver")
+        }
+        ErrorKind::AlreadyExists => Some("choose another name with --ifname"),
+        _ => None,
     }
 }
 

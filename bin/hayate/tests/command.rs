@@ -22,10 +22,13 @@ fn exit_statuses() {
     daemon.fails("port show none", 4, &["no port named none", "hint: `hayate port list`"]);
     daemon.fails("port add a --network none --kind vhost", 4, &["hayate network add none"]);
     daemon.fails("port add a --network lan --kind vhost --vm none", 4, &["hayate vm add none"]);
-    daemon.fails("network add lan --mac-limit 5", 5, &["exists already"]);
+    daemon.fails("network add lan --mac-limit 5", 5, &["exists already", "network show lan"]);
+    daemon.fails("port add t --network lan --kind tap --ifname lo", 1, &["choose another name"]);
     // The same again is no mistake.
     daemon.ok("network add lan");
     hayate(["--run-dir", "/nonexistent", "show"]).fails(3, &["no daemon answers", "hayate daemon"]);
+    hayate(["--run-dir", "/nonexistent", "daemon", "--config", "/nonexistent"])
+        .fails(2, &["No such file", "hayate config example"]);
     hayate::<&str>([]).fails(2, &["Usage"]);
 }
 

@@ -145,6 +145,8 @@ fn vms_and_what_qemu_gets() {
     daemon.ok("network add lan");
     daemon.ok("vm add web --memory 2G --vcpus 4");
     daemon.ok("vm add plain");
+    let plain = daemon.cli("vm qemu plain");
+    assert!(plain.out.starts_with("-m 1G\n") && plain.err.contains("note: VM plain has no ports"));
     daemon.ok("port add web0 --network lan --kind vhost --vm web");
     let vms = daemon.json("vm list --json");
     assert_eq!((&vms[0]["memory"], &vms[0]["vcpus"]), (&"1G".into(), &1.into()));

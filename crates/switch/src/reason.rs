@@ -56,7 +56,7 @@ reasons! {
     QueueDisabled, "queue-disabled",
         "The guest has not enabled a receive queue on the port.";
     RxRingEmpty, "rx-ring-empty",
-        "The receiving guest gave no buffers.";
+        "The receiving guest gave no buffers: its interface is down, or it is too slow.";
     RxBufferTooSmall, "rx-buffer-too-small",
         "The receiving guest's buffers cannot hold the frame.";
     TapFull, "tap-full",

@@ -38,19 +38,24 @@ impl Failure {
     /// No daemon answers on `socket`.
     pub(super) fn no_daemon(socket: &Path, why: &std::io::Error) -> Self {
         let socket_shown = socket.display();
-        let run_dir = socket.parent().unwrap_or(socket).display();
+        let run_dir = socket.parent().unwrap_or(socket);
         let denied = why.kind() == std::io::ErrorKind::PermissionDenied;
         let (message, hint) = if denied {
             (
                 format!("{socket_shown} may not be used by you: {why}"),
-                "run the command as the daemon's user (root?)".to_owned(),
+                "run the command with sudo, or as the user the daemon runs as".to_owned(),
             )
         } else {
+            let option = if run_dir == Path::new(api::DEFAULT_RUN_DIR) {
+                String::new()
+            } else {
+                format!(" --run-dir {}", run_dir.display())
+            };
             (
                 format!("no daemon answers at {socket_shown}: {why}"),
                 format!(
-                    "start one with `hayate daemon --run-dir {run_dir}`, or name the directory of \
-                     a running one with --run-dir or HAYATE_RUN_DIR"
+                    "start one with `hayate daemon{option}`, or name the directory of a running \
+                     one with --run-dir or HAYATE_RUN_DIR (which sudo does not pass on)"
                 ),
             )
         };
@@ -64,7 +69,10 @@ impl Failure {
             DaemonError::Lock(crate::daemon::LockError::Taken { .. }) => 5,
             _ => 1,
         };
-        Self { exit, message: error.to_string(), hint: None }
+        let hint = error.is_denied().then(|| {
+            "start it with sudo, or give it a directory of yours with --run-dir".to_owned()
+        });
+        Self { exit, message: error.to_string(), hint }
     }
 
     /// Says it on standard error.

@@ -131,6 +131,8 @@ fn queues(port: &Port) -> String {
         ">INTERRUPTS",
     ]);
     for queue in &port.queues {
+        // An interface has none.
+        let ring = queue.size > 0;
         let state = match (queue.running, queue.enabled) {
             (true, true) => "running",
             (true, false) => "disabled",
@@ -138,8 +140,8 @@ fn queues(port: &Port) -> String {
         };
         table.row([
             format!("{}{}", queue.dir, queue.index),
-            queue.size.to_string(),
-            if queue.packed { "packed" } else { "split" }.to_owned(),
+            units::maybe(ring.then_some(queue.size)),
+            units::maybe(ring.then_some(if queue.packed { "packed" } else { "split" })),
             state.to_owned(),
             queue.worker.to_string(),
             queue.frames.to_string(),

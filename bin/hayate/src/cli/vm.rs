@@ -50,8 +50,16 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
 fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> {
     let vm: Vm = client.get(&format!("/v1/vms/{name}"))?;
     let ports: Vec<Port> = client.get("/v1/ports")?;
-    let ports = ports.into_iter().filter(|port| port.vm.as_ref() == Some(name));
-    Ok((vm, ports.collect()))
+    let ports: Vec<Port> =
+        ports.into_iter().filter(|port| port.vm.as_ref() == Some(name)).collect();
+    if ports.is_empty() {
+        // Beside the output, so that a script can go on.
+        out::note(&format!(
+            "VM {name} has no ports, so no card: `hayate port add PORT --network NET --kind vhost \
+             --vm {name}` makes one"
+        ));
+    }
+    Ok((vm, ports))
 }
 
 pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ use api::{CpuList, Name, NetworkConfig, PortConfig, PortKind, VmConfig};
 use locate::Source;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// A commented example, accepted as it stands.
@@ -84,7 +85,15 @@ type Mistake = (Vec<String>, String);
 pub(crate) fn load(file: &Path) -> Result<Config, ConfigError> {
     match std::fs::read_to_string(file) {
         Ok(text) => parse(file, &text),
-        Err(error) => Err(ConfigError(format!("{}: {error}", file.display()))),
+        Err(error) => {
+            let hint = match error.kind() {
+                ErrorKind::NotFound => {
+                    "\nhint: `hayate config example` prints one; it may be empty"
+                }
+                _ => "",
+            };
+            Err(ConfigError(format!("{}: {error}{hint}", file.display())))
+        }
     }
 }
 

@@ -65,6 +65,17 @@ pub(crate) enum DaemonError {
     System(#[from] io::Error),
 }
 
+impl DaemonError {
+    /// Whether a directory is somebody else's.
+    pub(crate) fn is_denied(&self) -> bool {
+        let (Self::Directory { source, .. } | Self::Lock(LockError::Use { source, .. })) = self
+        else {
+            return false;
+        };
+        source.kind() == io::ErrorKind::PermissionDenied
+    }
+}
+
 /// Runs the daemon until a signal ends it.
 pub(crate) fn run(options: &Options) -> Result<(), DaemonError> {
     let config = match &options.config {

@@ -12,8 +12,12 @@ pub(super) fn invalid(wrong: &Wrong) -> Error {
 
 /// Something of that name exists and is different.
 pub(super) fn exists(kind: &str, name: &Name) -> Error {
-    Error::new(ErrorCode::Exists, format!("{kind} {name} exists already, made differently"))
-        .hint(format!("`hayate {kind} del {name}` first, or choose another name"))
+    Error::new(ErrorCode::Exists, format!("{kind} {name} exists already, made differently")).hint(
+        format!(
+            "`hayate {kind} show {name}` says how; `hayate {kind} del {name}` first, or choose \
+             another name"
+        ),
+    )
 }
 
 /// Refuses to touch what the configuration file declares.

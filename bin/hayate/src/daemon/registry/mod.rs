@@ -150,7 +150,11 @@ impl From<PlaneError> for Failure {
 }
 
 fn host(error: &PlaneError) -> Error {
-    Error::new(ErrorCode::Host, error.to_string())
+    let refusal = Error::new(ErrorCode::Host, error.to_string());
+    match error.hint {
+        Some(hint) => refusal.hint(hint),
+        None => refusal,
+    }
 }
 
 fn not_found(kind: &str, name: &Name) -> Error {
