@@ -14,12 +14,14 @@ use std::fs;
 use std::path::Path;
 
 /// Blocks that are not run here: reason, and how many there are in all.
-const NOT_RUN: [(&str, &str, usize); 5] = [
+const NOT_RUN: [(&str, &str, usize); 7] = [
     ("make", "the Makefile's verbs are run by those who build", 1),
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 2),
+    ("guest", "is typed in a guest", 1),
     ("bench", "needs two CPUs with nothing else to do", 2),
     ("libvirt", "needs libvirtd and a domain", 1),
+    ("service", "needs systemd", 1),
 ];
 
 /// The blocks of one file: words after `sh`, first line, text.
