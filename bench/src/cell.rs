@@ -169,7 +169,7 @@ impl Cell {
     #[must_use]
     pub fn topology(&self) -> Topology {
         let ports = if self.kind == Kind::VmLoopback { 4 } else { 2 * self.pairs };
-        let mtu = if self.kind == Kind::Jumbo { 9_000 } else { 1_500 };
+        let mtu = (self.kind == Kind::Jumbo).then_some(9_000);
         let macs = if self.kind == Kind::Macs { 2 * self.flows } else { 0 };
         Topology { ports, queues: self.queues, mtu, macs, offloads: self.kind == Kind::Tso }
     }

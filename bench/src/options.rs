@@ -46,7 +46,7 @@ Needs root and two CPUs with nothing else to do. Packages of the switches that a
 installed if they are missing; huge pages are reserved and given back.")]
 pub struct Options {
     /// Only the headline: throughput and round trips at 64 and 1518 bytes, against all systems
-    #[arg(long, conflicts_with_all = ["cells", "sizes", "rounds", "windows"])]
+    #[arg(long, conflicts_with_all = ["cells", "sizes"])]
     pub quick: bool,
     /// Tables to measure, with commas between [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -71,6 +71,10 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value = "3")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub windows: u32,
+    /// Seconds to go on in a round for windows of a cell that count, on a machine that is not quiet
+    #[arg(long, value_name = "SECONDS", default_value = "3")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=3600))]
+    pub patience: u32,
     /// What the guests do with frames
     #[arg(long, value_name = "WHAT", default_value = "headers")]
     pub touch: TouchArg,

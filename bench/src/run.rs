@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use testkit::frontend::{Pages, SharedMemory};
 
@@ -119,7 +119,7 @@ fn measure(
                 if interrupted.load(Ordering::Relaxed) {
                     return Err(BenchError::Interrupted);
                 }
-                let running = sut::start(system, &topology, place)?;
+                let running = sut::start(system, &topology, place);
                 for cell in &cells {
                     let turn = Turn {
                         cell,
@@ -128,13 +128,16 @@ fn measure(
                         memory: &memory,
                         probe: &probe,
                         wanted: options.windows as usize,
+                        patience: Duration::from_secs(options.patience.into()),
                         round,
                         interrupted,
                     };
-                    let taken = turn.take(running.as_ref());
+                    let taken = match &running {
+                        Ok(running) => turn.take(running.as_ref()).map_err(|error| chain(&error)),
+                        Err(error) => Err(chain(error)),
+                    };
                     progress.cell(round, cell, system, &taken);
-                    let outcomes = turns.entry(*cell).or_default();
-                    Outcome::record(outcomes, *cell, system, taken.map_err(|e| chain(&e)));
+                    Outcome::record(turns.entry(*cell).or_default(), *cell, system, taken);
                 }
             }
         }
@@ -202,6 +205,7 @@ struct Turn<'a> {
     memory: &'a SharedMemory,
     probe: &'a Probe,
     wanted: usize,
+    patience: Duration,
     round: u32,
     interrupted: &'a AtomicBool,
 }
@@ -271,6 +275,7 @@ impl Turn<'_> {
             probe: self.probe,
             switch,
             wanted: self.wanted,
+            patience: self.patience,
             round: self.round,
             interrupted: self.interrupted,
         }
@@ -298,11 +303,11 @@ impl Progress {
         round: u32,
         cell: &Cell,
         system: System,
-        taken: &Result<Vec<Window>, GeneratorError>,
+        taken: &Result<Vec<Window>, String>,
     ) {
         let found = match taken {
             Ok(windows) => crate::report::one_line(cell, windows),
-            Err(error) => chain(error),
+            Err(problem) => problem.clone(),
         };
         let (kind, rings, label) = (name(cell.kind), cell.rings.as_str(), cell.label());
         let (round, system) = (round + 1, system.as_str());

@@ -52,6 +52,8 @@ pub struct Window {
     pub regime: Option<Regime>,
     /// Whether both threads had their CPUs.
     pub quiet: bool,
+    /// Whether anything arrived that was to.
+    pub alive: bool,
     /// The longer of the times either of them waited for its CPU, in per cent of the window.
     pub waited: f64,
     /// Clock ticks of 10 ms the host took from this machine.
@@ -79,7 +81,7 @@ impl Window {
     /// Whether it may be compared with others of its regime.
     #[must_use]
     pub fn counts(&self) -> bool {
-        self.quiet && self.regime.is_some()
+        self.quiet && self.alive && self.regime.is_some()
     }
 }
 
@@ -91,6 +93,8 @@ pub struct Watch<'a> {
     pub switch: &'a Thread,
     /// Windows that count that are wanted.
     pub wanted: usize,
+    /// How long to go on for them.
+    pub patience: Duration,
     /// Which round it is.
     pub round: u32,
     /// Set when the person wants it to end.
@@ -98,7 +102,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Takes windows until enough count, or three times as many were taken.
+    /// Takes windows until enough count, or until patience is at its end.
     ///
     /// # Errors
     /// The switch broke a ring, or frames.
@@ -113,7 +117,8 @@ impl Watch<'_> {
             Method::Rate(rate) => send(traffic, WARM_UP, rate)?,
         }
         let mut windows: Vec<Window> = Vec::new();
-        while windows.len() < 3 * self.wanted
+        let start = Instant::now();
+        while (windows.len() < self.wanted || start.elapsed() < self.patience)
             && windows.iter().filter(|window| window.counts()).count() < self.wanted
             && !self.interrupted.load(Ordering::Relaxed)
         {
@@ -167,6 +172,11 @@ impl Watch<'_> {
             line: [before, after],
             regime,
             quiet: waited <= WAITED && taken <= STOLEN && self.probe.sound(),
+            alive: match method {
+                Method::RoundTrips => !samples.is_empty(),
+                Method::Rate(0) => true,
+                Method::Flood | Method::Rate(_) => delta.received > 0,
+            },
             waited: 100.0 * waited,
             stolen: taken,
             seconds,

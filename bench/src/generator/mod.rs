@@ -19,6 +19,7 @@ pub mod null;
 pub mod packed;
 pub mod ring;
 pub mod split;
+pub mod touch;
 pub mod traffic;
 
 use std::path::PathBuf;
@@ -32,7 +33,8 @@ pub use frames::{Flows, FrameSpec};
 pub use packed::Packed;
 pub use ring::{Ring, RingFault};
 pub use split::Split;
-pub use traffic::{Counters, Paths, RoundTrip, Touch, Traffic, TrafficSpec};
+pub use touch::Touch;
+pub use traffic::{Counters, Paths, RoundTrip, Traffic, TrafficSpec};
 
 /// Why traffic could not be made.
 #[derive(Debug, thiserror::Error)]

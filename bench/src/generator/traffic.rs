@@ -1,6 +1,6 @@
 //! Traffic between cards: the loops in which measurements happen.
 
-use std::hint::{black_box, spin_loop};
+use std::hint::spin_loop;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,27 +11,13 @@ use testkit::frontend::SharedMemory;
 
 use super::buffers::HEADER;
 use super::card::{BURST, Card, CardQueue, CardSpec, Layout, Source};
-use super::frames::{self, Flows, FrameSpec, MAX_PLAIN};
+use super::frames::{self, Flows, FrameSpec};
 use super::ring::Ring;
+use super::touch::{Touch, read, write};
 use super::{GeneratorError, RingFault};
-
-/// Bytes looked at of a sample.
-const SAMPLE: usize = 128;
 
 /// How long the first frame may take: some switches start a port's queues late.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What the guests do with the bytes of frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Touch {
-    /// Nothing: frames are written once and not read, but for samples.
-    None,
-    /// Each virtio-net header is written and read, as every driver does.
-    #[default]
-    Headers,
-    /// Every byte is written and read.
-    All,
-}
 
 /// Which card sends to which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +152,7 @@ impl<R: Ring> Traffic<R> {
             Paths::Forwarded => (vec![0], vec![3]),
         };
         let needed = if spec.paths == Paths::Forwarded { 4 } else { 2 };
-        if cards.len() < needed || cards.len() % 2 != 0 {
+        if cards.len() < needed || !cards.len().is_multiple_of(2) {
             return Err(GeneratorError::Pairing);
         }
         let template = |&card: &usize| frames::build(&frames_of(card, spec), 0);
@@ -295,12 +281,34 @@ impl<R: Ring> Traffic<R> {
                 }
             }
         }
+        if self.spec.vary == Flows::Macs {
+            self.introduce()?;
+        }
         // Late copies of what was flooded.
         let quiet = Instant::now();
         while quiet.elapsed() < Duration::from_millis(20) {
             self.cards.iter_mut().for_each(settle);
         }
         self.check()
+    }
+
+    /// Every machine behind every card sends a frame.
+    fn introduce(&mut self) -> Result<(), GeneratorError> {
+        for pair in 0..self.cards.len() / 2 {
+            for (from, to) in [(2 * pair + 1, 2 * pair), (2 * pair, 2 * pair + 1)] {
+                for _ in 0..self.spec.flows {
+                    let end = ticks() + in_ticks(Duration::from_millis(20));
+                    let Some((from, to)) = two(&mut self.cards, from, to) else {
+                        return Err(GeneratorError::Pairing);
+                    };
+                    // One that is lost stays unknown; its frames are flooded and not lost.
+                    let _ = hop(from, to, end);
+                    settle(from);
+                    settle(to);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// One turn of every TX queue, with at most `most` frames in all queues of a card.
@@ -325,7 +333,8 @@ impl<R: Ring> Traffic<R> {
                 }
                 if self.spec.touch != Touch::None {
                     let template = self.templates.get(at).map_or(&[][..], Vec::as_slice);
-                    write(&self.mem, &queue.ring, count, template, self.spec.touch);
+                    let TrafficSpec { touch, flows, .. } = self.spec;
+                    write(&self.mem, &queue.ring, count, template, touch, flows);
                 }
                 queue.ring.publish(count);
                 if most < BURST {
@@ -349,7 +358,7 @@ impl<R: Ring> Traffic<R> {
     #[cold]
     fn stall(&mut self) {
         self.stalled = self.stalled.wrapping_add(1);
-        if self.stalled % 64 == 0 {
+        if self.stalled.is_multiple_of(64) {
             for &index in &self.senders {
                 if let Some(card) = self.cards.get(index) {
                     card.tx.iter().for_each(CardQueue::kick);
@@ -451,7 +460,8 @@ pub(super) fn source<R: Ring>(
         return Ok(Source::Received(inside.rx.iter().map(|queue| *queue.ring.buffers()).collect()));
     }
     // The one that only answers needs one frame.
-    let sends = spec.paths == Paths::BothWays || index % 2 == 0;
+    let sends =
+        spec.paths == Paths::BothWays || spec.vary == Flows::Macs || index.is_multiple_of(2);
     Ok(Source::Own(frames_of(index, spec), if sends { spec.flows } else { 1 }))
 }
 
@@ -505,52 +515,6 @@ fn settle<R: Ring>(card: &mut Card<R>) {
 fn two<R>(cards: &mut [Card<R>], one: usize, other: usize) -> Option<(&mut Card<R>, &mut Card<R>)> {
     let [one, other] = cards.get_disjoint_mut([one, other]).ok()?;
     Some((one, other))
-}
-
-/// A guest writes the next `count` frames.
-#[inline(always)]
-fn write<R: Ring>(mem: &GuestMemory, ring: &R, count: u16, template: &[u8], touch: Touch) {
-    let buffers = ring.buffers();
-    let header = template.first_chunk::<{ HEADER as usize }>().copied().unwrap_or_default();
-    for ahead in 0..count {
-        let Some(place) = mem.slice(buffers.address(ring.upcoming(ahead)), buffers.len) else {
-            continue;
-        };
-        if touch == Touch::All {
-            place.copy_from(template);
-        } else {
-            place.store(header);
-        }
-    }
-}
-
-/// A guest reads a frame of `len` bytes with header; whether it is as it should be.
-#[inline(always)]
-fn read(
-    mem: &GuestMemory,
-    address: u64,
-    len: u32,
-    scratch: &mut [u8],
-    touch: Touch,
-    sample: bool,
-) -> bool {
-    let Some(place) = mem.slice(address, len) else { return false };
-    if touch == Touch::All {
-        place.copy_to(scratch);
-        black_box(&*scratch);
-    } else if sample {
-        place.take(SAMPLE).copy_to(scratch);
-    }
-    if sample {
-        let frame = scratch.get(HEADER as usize..).unwrap_or_default();
-        return frames::flow_of(frame, len - HEADER).is_some();
-    }
-    if touch == Touch::All {
-        return true;
-    }
-    let header = place.load::<{ HEADER as usize }>().unwrap_or_default();
-    // num_buffers, when there is one: 1.
-    u16::from_le_bytes([header[10], header[11]]) == 1 || len > MAX_PLAIN
 }
 
 /// A time in ticks.

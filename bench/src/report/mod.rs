@@ -170,7 +170,8 @@ impl Report {
             match rows.last_mut().filter(|row| row.cell == outcome.cell) {
                 Some(row) => row.outcomes.push(outcome),
                 None => {
-                    rows.push(Row { cell: outcome.cell, regime: None, outcomes: vec![outcome] })
+                    let (cell, outcomes) = (outcome.cell, vec![outcome]);
+                    rows.push(Row { cell, regime: None, outcomes });
                 }
             }
         }
@@ -255,6 +256,9 @@ fn no_window(windows: &[Window]) -> String {
     let median =
         |value: fn(&Window) -> f64| summary(windows.iter().map(value)).map_or(0.0, |s| s.median);
     let (waited, stolen) = (median(|w| w.waited), median(|w| w.stolen as f64));
+    if windows.iter().all(|window| !window.alive) {
+        return "no frame arrived: the switch does not run any more, or was stopped".to_owned();
+    }
     let moved = windows.iter().filter(|window| window.regime.is_none()).count();
     format!(
         "no window counts (of {}): waited {waited:.0} % for a CPU, host took {stolen:.0} ticks, CPUs \

@@ -27,6 +27,8 @@ pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
         let _ = write_table(&mut text, report, &some);
     }
     let _ = problems(&mut text, report);
+    text.truncate(text.trim_end().len());
+    text.push('\n');
     text
 }
 
@@ -175,7 +177,7 @@ fn problems(text: &mut String, report: &Report) -> std::fmt::Result {
     let mut any = false;
     for (outcome, problem) in all {
         if !any {
-            writeln!(text, "## Not measured\n")?;
+            writeln!(text, "## Not measured, or not in every round\n")?;
             any = true;
         }
         let (cell, system) = (&outcome.cell, outcome.system.as_str());

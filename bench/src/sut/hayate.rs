@@ -24,14 +24,16 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
 
     let macs = topology.macs.max(4096).to_string();
     hayate(&["network", "add", "bench", "--mac-limit", &macs])?;
-    let (queues, mtu) = (topology.queues.to_string(), topology.mtu.to_string());
+    let queues = topology.queues.to_string();
+    let mtu = topology.mtu.map(|mtu| mtu.to_string());
     let mut sockets: Vec<PathBuf> = Vec::new();
     for port in 0..topology.ports {
         let socket = dir.path().join(format!("{port}.sock"));
         let (name, path) = (format!("p{port}"), socket.display().to_string());
         let port = ["port", "add", &name, "--network", "bench", "--kind", "vhost"];
-        let how = ["--socket", &path, "--queues", &queues, "--mtu", &mtu];
-        hayate(&[port.as_slice(), &how].concat())?;
+        let how = ["--socket", &path, "--queues", &queues];
+        let large = mtu.as_deref().map(|mtu| ["--mtu", mtu]);
+        hayate(&[port.as_slice(), &how, large.as_ref().map_or(&[][..], |l| l)].concat())?;
         sockets.push(socket);
     }
     let thread = daemon.wait_ready("worker-0", &sockets)?;

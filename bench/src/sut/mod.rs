@@ -86,8 +86,8 @@ pub struct Topology {
     pub ports: u16,
     /// Queue pairs of each.
     pub queues: u16,
-    /// Largest IP packet.
-    pub mtu: u16,
+    /// Largest IP packet, if it is not what everyone has.
+    pub mtu: Option<u16>,
     /// MAC addresses it has to remember.
     pub macs: u32,
     /// Segments larger than the MTU pass in one piece.

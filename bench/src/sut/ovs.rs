@@ -66,8 +66,9 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
     for port in 0..topology.ports {
         let name = format!("v{port}");
         let mut add = vec!["add-port", "br0", &name, "--", "set", "Interface", &name];
-        let mtu = format!("mtu_request={}", topology.mtu);
-        add.extend(["type=dpdkvhostuser", &mtu]);
+        let mtu = topology.mtu.map(|mtu| format!("mtu_request={mtu}"));
+        add.push("type=dpdkvhostuser");
+        add.extend(mtu.as_deref());
         vsctl(&add)?;
         sockets.push(at.join(name));
     }

@@ -40,7 +40,6 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         ]
         .map(str::to_owned),
     );
-    let frame = u32::from(topology.mtu) + 18;
     let buffers = 8192 * u32::from(topology.ports * queues).div_ceil(4).max(1);
     command.extend([
         format!("--rxq={queues}"),
@@ -49,7 +48,8 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         "--txd=1024".into(),
         format!("--total-num-mbufs={buffers}"),
     ]);
-    if frame > 1518 {
+    if let Some(mtu) = topology.mtu {
+        let frame = u32::from(mtu) + 18;
         command.extend([format!("--max-pkt-len={frame}"), format!("--mbuf-size={}", frame + 512)]);
     }
     let log = dir.path().join("log");
