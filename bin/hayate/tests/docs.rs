@@ -18,7 +18,7 @@ const NOT_RUN: [(&str, &str, usize); 5] = [
     ("make", "the Makefile's verbs are run by those who build", 1),
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 2),
-    ("bench", "needs two CPUs with nothing else to do", 2),
+    ("bench", "needs two CPUs with nothing else to do", 3),
     ("libvirt", "needs libvirtd and a domain", 1),
 ];
 
