@@ -18,7 +18,7 @@ use crate::hugepages::HugePages;
 use crate::options::Options;
 use crate::place::{Place, Probe};
 use crate::report::{Outcome, Report};
-use crate::sched::Thread;
+use crate::sched::{Thread, Urgent};
 use crate::sut::{self, Running, SutError, System, Topology, install};
 use crate::window::{Watch, Window};
 
@@ -106,6 +106,7 @@ fn measure(
     let most = options.systems.iter().map(|system| system.hugepages()).max().unwrap_or(0);
     let _pages = HugePages::reserve(memory / HUGE_PAGE + most)
         .map_err(|source| BenchError::HugePages { source })?;
+    let _urgent = Urgent::new();
     let probe = Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
 
     let mut turns: BTreeMap<Cell, Vec<Outcome>> = BTreeMap::new();
