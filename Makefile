@@ -1,13 +1,13 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint fuzz docs clean
+.PHONY: help setup build demo test lint bench bench-quick fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
 export BUILD_DIR
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what demo and tests need (Debian packages; QEMU and a guest kernel into build/)
 	@testing/e2e/setup.sh
@@ -20,6 +20,12 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
 	$(CARGO) test --workspace
+
+bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, hours)
+	target/release/hayate bench $(BENCH)
+
+bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options
+	target/release/hayate bench --quick --out $(BUILD_DIR)/bench $(BENCH)
 
 lint: ## formatting and clippy, warnings are errors
 	$(CARGO) fmt --all --check

@@ -2,7 +2,8 @@
 //!
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
-//! worker may use), [`memfd`] and [`Words`] (numbers in a mapped file).
+//! worker may use), [`priority`] (a thread before all others), [`clock`] (the processor's own),
+//! [`memfd`] and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
 //! inherited by a child.
@@ -13,8 +14,10 @@
 //! **Failure.** What the kernel refuses comes back as an error that says what was tried.
 
 pub mod affinity;
+pub mod clock;
 mod eventfd;
 mod memory;
+pub mod priority;
 pub mod scm;
 pub mod tap;
 mod words;

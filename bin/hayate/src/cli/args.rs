@@ -78,6 +78,8 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Measure hayate beside other switches, on this machine
+    Bench(Box<bench::Options>),
     /// Write the man pages of all commands into a directory
     #[command(after_long_help = "Install them:\n  hayate man /usr/local/share/man/man1")]
     Man {

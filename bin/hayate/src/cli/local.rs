@@ -36,3 +36,13 @@ pub(super) fn man(directory: &Path) -> Result<(), Failure> {
         .and_then(|()| clap_mangen::generate_to(definitions(), directory));
     made.map_err(|error| Failure::host(format!("{}: {error}", directory.display())))
 }
+
+pub(super) fn bench(options: &bench::Options) -> Result<(), Failure> {
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let files = bench::run(options, &format!("hayate {}", command.join(" ")))
+        .map_err(|error| Failure::host(error.to_string()))?;
+    for file in files {
+        out::text(&file.display().to_string())?;
+    }
+    Ok(())
+}

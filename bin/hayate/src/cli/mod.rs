@@ -36,6 +36,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Config(command) => local::config(&command),
         Command::Openapi => local::openapi(),
         Command::Completions { shell } => local::completions(shell),
+        Command::Bench(options) => local::bench(&options),
         Command::Man { directory } => local::man(&directory),
         Command::Network(command) => network_command(&client(run_dir)?, command),
         Command::Port(command) => port_command(&client(run_dir)?, command),

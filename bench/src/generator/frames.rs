@@ -1,0 +1,172 @@
+//! The frames that are sent: built once, then only published.
+//!
+//! Ethernet, IPv4, UDP (TCP for segments larger than a frame), good header checksums, and in the
+//! payload a mark with the flow's number, so that a receiver can tell which frame it looks at.
+
+use packet::checksum::{checksum, pseudo_header};
+
+use super::buffers::HEADER;
+
+/// Smallest frame: Ethernet, IPv4 and UDP headers and the mark, rounded up to Ethernet's minimum
+/// without FCS and then to what everyone measures with.
+pub const MIN_SIZE: u32 = 64;
+
+/// Largest frame: a 64 KiB IPv4 packet behind an Ethernet header.
+pub const MAX_SIZE: u32 = 65_549;
+
+/// Frames larger than this are TCP segments that a receiver without segmentation offload would get
+/// in pieces.
+pub const MAX_PLAIN: u32 = 9_018;
+
+/// In front of the flow's number in every payload.
+const MARK: [u8; 4] = *b"hyt\x01";
+
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const TCP: usize = 20;
+
+/// What the frames of one direction differ in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flows {
+    /// Addresses and ports of IP and UDP: flows between two machines.
+    #[default]
+    Ports,
+    /// MAC addresses too: machines behind the two ports.
+    Macs,
+}
+
+/// The frames of one direction between two ports.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameSpec {
+    /// Bytes, without virtio-net header and FCS.
+    pub size: u32,
+    /// Sending port.
+    pub from: u16,
+    /// Receiving port.
+    pub to: u16,
+    /// What flows differ in.
+    pub flows: Flows,
+}
+
+/// MAC address of machine `flow` behind a port; locally administered.
+#[must_use]
+pub fn mac(port: u16, flow: u32) -> [u8; 6] {
+    let [_, b, c, d] = flow.to_be_bytes();
+    [0x02, (port >> 8) as u8, port as u8, b, c, d]
+}
+
+/// Frame `flow`, with its virtio-net header in front.
+#[must_use]
+pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
+    let large = spec.size > MAX_PLAIN;
+    let header = HEADER as usize;
+    let mut bytes = vec![0xa5; header + spec.size as usize];
+    bytes[..header].fill(0);
+    let frame = &mut bytes[header..];
+    let machine = if spec.flows == Flows::Macs { flow } else { 0 };
+    frame[..6].copy_from_slice(&mac(spec.to, machine));
+    frame[6..12].copy_from_slice(&mac(spec.from, machine));
+    frame[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
+
+    let total = spec.size as usize - ETHERNET;
+    let protocol: u8 = if large { 6 } else { 17 };
+    let ip = &mut frame[ETHERNET..ETHERNET + IPV4];
+    ip.fill(0);
+    ip[0] = 0x45;
+    ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+    ip[8] = 64;
+    ip[9] = protocol;
+    // 60,000 flows differ in the source port, more in the source address too.
+    let [_, _, high, low] = (flow / 60_000).to_be_bytes();
+    ip[12..16].copy_from_slice(&[10, 1, high, low]);
+    ip[16..20].copy_from_slice(&[10, 2, 0, 1]);
+    let sum = checksum(ip);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    let mut addresses = [0; 8];
+    addresses.copy_from_slice(&ip[12..20]);
+
+    let port = (1_024 + flow % 60_000) as u16;
+    let l4 = &mut frame[ETHERNET + IPV4..];
+    let payload = if large {
+        l4[..TCP].fill(0);
+        l4[12] = 0x50;
+        l4[13] = 0x10;
+        // Unfinished: the sum of the pseudo header, as offload wants it.
+        let partial = pseudo_header(&addresses, protocol, (total - IPV4) as u32).fold();
+        l4[16..18].copy_from_slice(&partial.to_be_bytes());
+        TCP
+    } else {
+        l4[4..6].copy_from_slice(&((total - IPV4) as u16).to_be_bytes());
+        l4[6..8].fill(0);
+        8
+    };
+    l4[..2].copy_from_slice(&port.to_be_bytes());
+    l4[2..4].copy_from_slice(&9_u16.to_be_bytes());
+    l4[payload..payload + 4].copy_from_slice(&MARK);
+    l4[payload + 4..payload + 8].copy_from_slice(&flow.to_be_bytes());
+    if large {
+        bytes[..header].copy_from_slice(&segmentation_header());
+    }
+    bytes
+}
+
+/// The virtio-net header of a TCP segment to be cut (virtio 1.3, 5.1.6.2): checksum unfinished,
+/// TCPv4, 1448 bytes of payload a piece.
+fn segmentation_header() -> [u8; HEADER as usize] {
+    let mut header = [0; HEADER as usize];
+    header[0] = 1;
+    header[1] = 1;
+    let fields = [(ETHERNET + IPV4 + TCP) as u16, 1_448, (ETHERNET + IPV4) as u16, 16];
+    for (at, field) in (2..).step_by(2).zip(fields) {
+        header[at..at + 2].copy_from_slice(&field.to_le_bytes());
+    }
+    header
+}
+
+/// The flow's number in a frame of this size (without virtio-net header), if it is one of ours.
+#[must_use]
+pub fn flow_of(frame: &[u8], size: u32) -> Option<u32> {
+    let at = ETHERNET + IPV4 + if size > MAX_PLAIN { TCP } else { 8 };
+    let (mark, number) = frame.get(at..at + 8)?.split_at_checked(4)?;
+    let number = u32::from_be_bytes(number.try_into().ok()?);
+    (mark == MARK).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_says_its_flow_and_has_a_good_ip_header() {
+        for size in [64, 128, 1518, 9018, 65_000] {
+            for flow in [0, 1, 59_999, 60_000, 1_000_000] {
+                let spec = FrameSpec { size, from: 1, to: 2, flows: Flows::Ports };
+                let bytes = build(&spec, flow);
+                let frame = &bytes[HEADER as usize..];
+                assert_eq!(frame.len(), size as usize);
+                assert_eq!(flow_of(frame, size), Some(flow));
+                assert_eq!(checksum(&frame[14..34]), 0, "IPv4 header");
+                assert_eq!(frame[..6], mac(2, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn flows_are_distinct() {
+        let key = |flow| {
+            let spec = FrameSpec { size: 64, from: 0, to: 1, flows: Flows::Ports };
+            let bytes = build(&spec, flow);
+            bytes[HEADER as usize + 26..HEADER as usize + 38].to_vec()
+        };
+        let keys: std::collections::HashSet<_> = (0..200_000).map(key).collect();
+        assert_eq!(keys.len(), 200_000);
+        assert_ne!(mac(1, 5), mac(1, 6));
+        assert_ne!(mac(1, 5), mac(2, 5));
+    }
+
+    #[test]
+    fn another_frame_is_not_ours() {
+        assert_eq!(flow_of(&[0; 64], 64), None);
+        assert_eq!(flow_of(&[0; 10], 64), None);
+    }
+}

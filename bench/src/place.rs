@@ -1,0 +1,271 @@
+//! Which CPU does what, and how far apart the two are at the moment.
+//!
+//! On virtual machines the two CPUs move between cache complexes and sockets, within seconds, which
+//! changes throughput more than any switch does. So a cache line is sent to and fro between them
+//! before and after every window, and only windows of one [`Regime`] are compared.
+//!
+//! **Threads.** A helper thread waits on the switch's CPU. It is put before all others (the switch
+//! polls there) for the millisecond of a probe and no longer: it gives up by itself after
+//! [`GIVE_UP`], so that a generator which is stopped in the middle cannot freeze the CPU.
+
+use std::hint::spin_loop;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sys::clock::{ticks, ticks_per_second};
+
+/// How long the line goes to and fro.
+const PROBE: Duration = Duration::from_millis(1);
+/// How long the helper may take to get its CPU.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// How long the helper stays at most.
+const GIVE_UP: Duration = Duration::from_millis(5);
+
+/// The two CPUs of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The switch's polling thread, alone.
+    pub switch: usize,
+    /// The generator, and whatever else switches have to do.
+    pub guests: usize,
+}
+
+/// How far apart two CPUs are, by the round trip of a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Regime {
+    /// Below 35 ns: two threads of one core.
+    Core,
+    /// Below 200 ns: they share a cache.
+    Near,
+    /// Below 750 ns: one socket.
+    Middle,
+    /// More: different sockets.
+    Far,
+}
+
+impl Regime {
+    /// The regime of a round trip in nanoseconds.
+    #[must_use]
+    pub fn of(nanos: f64) -> Regime {
+        match nanos {
+            _ if nanos < 35.0 => Regime::Core,
+            _ if nanos < 200.0 => Regime::Near,
+            _ if nanos < 750.0 => Regime::Middle,
+            _ => Regime::Far,
+        }
+    }
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Regime::Core => "one core",
+            Regime::Near => "shared cache",
+            Regime::Middle => "one socket",
+            Regime::Far => "two sockets",
+        }
+    }
+}
+
+/// No probe is going on.
+const IDLE: u64 = 0;
+/// The helper is to come.
+const WANTED: u64 = 1;
+/// The helper is there.
+const READY: u64 = 2;
+/// The helper is to end.
+const OVER: u64 = 3;
+
+/// A cache line of its own (two: they are fetched in pairs).
+#[derive(Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+#[derive(Default)]
+struct Shared {
+    line: Line,
+    state: Line,
+    error: AtomicU32,
+}
+
+impl Shared {
+    fn state(&self) -> u64 {
+        self.state.0.load(Ordering::Acquire)
+    }
+
+    fn set_state(&self, state: u64) {
+        self.state.0.store(state, Ordering::Release);
+    }
+}
+
+/// The probe; ends its helper when dropped.
+pub struct Probe {
+    shared: Arc<Shared>,
+    helper: Thread,
+    join: Option<JoinHandle<()>>,
+}
+
+impl Probe {
+    /// Starts the helper on the switch's CPU.
+    ///
+    /// # Errors
+    /// That CPU may not be used, or threads may not be put before others.
+    pub fn new(switch_cpu: usize) -> io::Result<Probe> {
+        let shared = Arc::new(Shared::default());
+        let mine = Arc::clone(&shared);
+        let (said, heard) = std::sync::mpsc::channel();
+        let join = std::thread::Builder::new().name("probe".into()).spawn(move || {
+            let able = sys::affinity::pin_current_thread(switch_cpu)
+                .and_then(|()| sys::priority::realtime())
+                .and_then(|()| sys::priority::ordinary());
+            let go = able.is_ok();
+            // The other end waits for this.
+            let _ = said.send(able);
+            if go {
+                helper(&mine);
+            }
+        })?;
+        heard.recv().map_err(io::Error::other)??;
+        Ok(Probe { shared, helper: join.thread().clone(), join: Some(join) })
+    }
+
+    /// Round trip of a cache line between the caller's CPU and the switch's, in nanoseconds. None
+    /// when the switch's CPU was not to be had.
+    pub fn round_trip(&self) -> Option<f64> {
+        let shared = &*self.shared;
+        shared.line.0.store(0, Ordering::Relaxed);
+        shared.set_state(WANTED);
+        self.helper.unpark();
+        let late = ticks() + in_ticks(PATIENCE);
+        while shared.state() != READY {
+            if ticks() > late {
+                // It may come all the same, and will find that it is not wanted.
+                shared.set_state(IDLE);
+                return None;
+            }
+            spin_loop();
+        }
+        let start = ticks();
+        let (end, late) = (start + in_ticks(PROBE), start + in_ticks(GIVE_UP));
+        let (mut at, mut turns, mut spins) = (0_u64, 0_u32, 0_u32);
+        let mut now = start;
+        while now < end {
+            for _ in 0..50 {
+                shared.line.0.store(at + 1, Ordering::Release);
+                while shared.line.0.load(Ordering::Acquire) != at + 2 {
+                    // The clock costs as much as the line: only when it is long overdue.
+                    spins = spins.wrapping_add(1);
+                    if spins % 1024 == 0 && ticks() > late {
+                        shared.set_state(IDLE);
+                        return None;
+                    }
+                }
+                at += 2;
+                turns += 1;
+            }
+            now = ticks();
+        }
+        shared.set_state(IDLE);
+        Some((now - start) as f64 / f64::from(turns) / ticks_per_second() * 1e9)
+    }
+
+    /// Whether the helper could always be put before others.
+    #[must_use]
+    pub fn sound(&self) -> bool {
+        self.shared.error.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.shared.set_state(OVER);
+        self.helper.unpark();
+        if let Some(join) = self.join.take() {
+            // It cannot panic, and there would be nothing to do about it.
+            let _ = join.join();
+        }
+    }
+}
+
+fn helper(shared: &Shared) {
+    // Measured before it matters.
+    let give_up = in_ticks(GIVE_UP);
+    loop {
+        match shared.state() {
+            OVER => return,
+            WANTED => {
+                if sys::priority::realtime().is_err() {
+                    shared.error.store(1, Ordering::Relaxed);
+                }
+                let wanted = shared
+                    .state
+                    .0
+                    .compare_exchange(WANTED, READY, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok();
+                if wanted {
+                    answer(shared, ticks() + give_up);
+                }
+                if sys::priority::ordinary().is_err() {
+                    shared.error.store(1, Ordering::Relaxed);
+                    return;
+                }
+            }
+            // Also wakes for no reason, which is harmless.
+            _ => std::thread::park(),
+        }
+    }
+}
+
+/// Sends the line back whenever it comes.
+fn answer(shared: &Shared, late: u64) {
+    let mut expected = 1;
+    while shared.state() == READY && ticks() < late {
+        // A look at the state and the clock only now and then: they cost as much as the line.
+        for _ in 0..256 {
+            if shared.line.0.load(Ordering::Acquire) == expected {
+                shared.line.0.store(expected + 1, Ordering::Release);
+                expected += 2;
+            }
+        }
+    }
+}
+
+fn in_ticks(time: Duration) -> u64 {
+    (time.as_secs_f64() * ticks_per_second()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regimes_are_ranges() {
+        let of = [20.0, 55.0, 199.0, 350.0, 1100.0].map(Regime::of);
+        use Regime::*;
+        assert_eq!(of, [Core, Near, Near, Middle, Far]);
+    }
+
+    #[test]
+    fn a_line_goes_to_and_fro() {
+        let cpus = sys::affinity::allowed_cpus().unwrap();
+        let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else { return };
+        if first == last {
+            return;
+        }
+        let Ok(probe) = Probe::new(first) else { return };
+        std::thread::spawn(move || {
+            sys::affinity::pin_current_thread(last).unwrap();
+            // A busy machine may refuse some of them.
+            let trips: Vec<f64> = (0..20).filter_map(|_| probe.round_trip()).collect();
+            assert!(trips.iter().all(|nanos| *nanos > 1.0), "{trips:?}");
+            assert!(probe.sound());
+        })
+        .join()
+        .unwrap();
+    }
+}

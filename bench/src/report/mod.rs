@@ -1,0 +1,271 @@
+//! What was found out: JSON with every window, tables for people, figures.
+
+mod figures;
+mod machine;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use machine::Machine;
+
+use crate::cell::{Cell, Method};
+use crate::options::{Options, TouchArg};
+use crate::place::Regime;
+use crate::stats::{Summary, summary};
+use crate::sut::{self, System};
+use crate::window::Window;
+
+/// From this share of its own limit on the generator is what limits.
+const BOUND: f64 = 0.8;
+
+/// All windows of a cell of a system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The cell.
+    pub cell: Cell,
+    /// The system.
+    pub system: System,
+    /// Its windows, those that do not count included.
+    pub windows: Vec<Window>,
+    /// Why there are none, or fewer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl Outcome {
+    /// Adds a turn's windows to what there is of its system.
+    pub fn record(
+        outcomes: &mut Vec<Outcome>,
+        cell: Cell,
+        system: System,
+        taken: Result<Vec<Window>, String>,
+    ) {
+        let at =
+            outcomes.iter().position(|outcome| outcome.system == system).unwrap_or_else(|| {
+                outcomes.push(Outcome { cell, system, windows: Vec::new(), problem: None });
+                outcomes.len() - 1
+            });
+        let Some(outcome) = outcomes.get_mut(at) else { return };
+        match taken {
+            Ok(windows) => outcome.windows.extend(windows),
+            Err(problem) => outcome.problem = Some(problem),
+        }
+    }
+
+    /// A summary over the windows that count in a regime.
+    fn summary(&self, regime: Regime, value: impl Fn(&Window) -> Option<f64>) -> Option<Summary> {
+        summary(self.counting(regime).filter_map(value))
+    }
+
+    fn counting(&self, regime: Regime) -> impl Iterator<Item = &Window> {
+        self.windows.iter().filter(move |w| w.counts() && w.regime == Some(regime))
+    }
+}
+
+/// A version of a system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The system.
+    pub system: System,
+    /// Its version.
+    pub version: String,
+}
+
+/// Everything about a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// What was typed.
+    pub command: String,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What was compared.
+    pub systems: Vec<Version>,
+    /// What the guests did with frames.
+    pub touch: String,
+    /// What was found, by cell, then system.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// A cell with all its systems, and the regime in which they are compared.
+pub(crate) struct Row<'a> {
+    pub(crate) cell: Cell,
+    pub(crate) regime: Option<Regime>,
+    pub(crate) outcomes: Vec<&'a Outcome>,
+}
+
+impl Row<'_> {
+    pub(crate) fn of(&self, system: System) -> Option<&Outcome> {
+        self.outcomes.iter().copied().find(|outcome| outcome.system == system)
+    }
+
+    /// A figure of a system.
+    pub(crate) fn figure(
+        &self,
+        system: System,
+        value: impl Fn(&Window) -> Option<f64>,
+    ) -> Option<Summary> {
+        self.of(system)?.summary(self.regime?, value)
+    }
+
+    /// A system's figure divided by hayate's, in each round in which both have one.
+    pub(crate) fn ratio(
+        &self,
+        system: System,
+        value: impl Fn(&Window) -> Option<f64>,
+    ) -> Option<Summary> {
+        let regime = self.regime?;
+        let rounds = |outcome: &Outcome| {
+            let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+            for window in outcome.counting(regime) {
+                rounds.entry(window.round).or_default().extend(value(window));
+            }
+            let median = |(round, values)| Some((round, summary(values)?.median));
+            rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
+        };
+        let (own, its) = (rounds(self.of(System::Hayate)?), rounds(self.of(system)?));
+        summary(its.iter().filter_map(|(round, its)| Some(its / own.get(round)?)))
+    }
+
+    /// Whether a system came so near to the generator's limit that the generator is what limits.
+    pub(crate) fn bound(&self, system: System) -> bool {
+        if system == System::Limit || self.cell.method() != Method::Flood {
+            return false;
+        }
+        let rate = |system| self.figure(system, |window| Some(window.mpps));
+        match (rate(system), rate(System::Limit)) {
+            (Some(rate), Some(limit)) => rate.median >= BOUND * limit.median,
+            _ => false,
+        }
+    }
+}
+
+impl Report {
+    /// The report of a run.
+    #[must_use]
+    pub fn new(options: &Options, command: &str, outcomes: Vec<Outcome>) -> Report {
+        let version = |&system: &System| Version { system, version: sut::version(system) };
+        let touch = match options.touch {
+            TouchArg::None => "nothing",
+            TouchArg::Headers => "virtio-net headers",
+            TouchArg::All => "every byte",
+        };
+        Report {
+            command: command.to_owned(),
+            machine: Machine::this(options.cpus),
+            systems: options.systems.iter().map(version).collect(),
+            touch: touch.to_owned(),
+            outcomes,
+        }
+    }
+
+    /// Cells in their order, each with the regime in which most can be compared.
+    pub(crate) fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows: Vec<Row<'_>> = Vec::new();
+        for outcome in &self.outcomes {
+            match rows.last_mut().filter(|row| row.cell == outcome.cell) {
+                Some(row) => row.outcomes.push(outcome),
+                None => {
+                    let (cell, outcomes) = (outcome.cell, vec![outcome]);
+                    rows.push(Row { cell, regime: None, outcomes });
+                }
+            }
+        }
+        for row in &mut rows {
+            row.regime = common_regime(&row.outcomes);
+        }
+        rows
+    }
+
+    /// Writes all files into a directory, which is made if need be; their paths.
+    ///
+    /// # Errors
+    /// The directory cannot be written to.
+    pub fn write(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        fs::create_dir_all(directory)?;
+        let figures = figures::draw(self);
+        let names: Vec<String> = figures.iter().map(|figure| figure.name.clone()).collect();
+        let mut files = vec![
+            ("figures.json".to_owned(), serde_json::to_string_pretty(self)? + "\n"),
+            ("README.md".to_owned(), tables::markdown(self, &names)),
+        ];
+        files.extend(figures.into_iter().map(|figure| (figure.name, figure.svg)));
+        let mut paths = Vec::new();
+        for (name, text) in files {
+            let path = directory.join(name);
+            fs::write(&path, text)?;
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    /// The tables, as they are written.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        tables::markdown(self, &[])
+    }
+}
+
+/// The regime in which the system with the fewest windows has the most; the nearer one of two.
+fn common_regime(outcomes: &[&Outcome]) -> Option<Regime> {
+    let measured: Vec<&&Outcome> =
+        outcomes.iter().filter(|outcome| outcome.windows.iter().any(Window::counts)).collect();
+    let fewest = |regime: Regime| {
+        let counts = measured.iter().map(|outcome| outcome.counting(regime).count());
+        (counts.clone().min().unwrap_or(0), counts.sum::<usize>())
+    };
+    let all = [Regime::Far, Regime::Middle, Regime::Near, Regime::Core];
+    all.into_iter().max_by_key(|&regime| fewest(regime)).filter(|&regime| fewest(regime).1 > 0)
+}
+
+/// What a turn found, in one line.
+#[must_use]
+pub fn one_line(cell: &Cell, windows: &[Window]) -> String {
+    let good = || windows.iter().filter(|window| window.counts());
+    let n = good().count();
+    let of = |value: fn(&Window) -> Option<f64>| summary(good().filter_map(value));
+    let regime = match good().next().and_then(|window| window.regime) {
+        Some(regime) => regime.as_str(),
+        None => return no_window(windows),
+    };
+    let trips = |get: fn(&crate::window::RoundTrips) -> f64| {
+        let values = good().filter_map(|w| w.round_trips.as_ref().map(get));
+        summary(values).map_or(0.0, |s| s.median / 1e3)
+    };
+    let what = match cell.method() {
+        Method::RoundTrips => {
+            let (p50, p99) = (trips(|t| t.p50), trips(|t| t.p99));
+            format!("p50 {p50:6.2} us, p99 {p99:6.2} us")
+        }
+        Method::Flood | Method::Rate(_) => {
+            let median = |s: Option<Summary>| s.map_or(0.0, |s| s.median);
+            let mpps = median(of(|w| Some(w.mpps)));
+            let (full, cpu) = (median(of(|w| Some(w.full))), median(of(|w| Some(w.cpu))));
+            format!("{mpps:7.3} Mpps, ring full {full:3.0} %, CPU {cpu:3.0} %")
+        }
+    };
+    format!("{what}  ({regime}, n={n})")
+}
+
+/// Why none counts.
+fn no_window(windows: &[Window]) -> String {
+    let median =
+        |value: fn(&Window) -> f64| summary(windows.iter().map(value)).map_or(0.0, |s| s.median);
+    let (waited, stolen) = (median(|w| w.waited), median(|w| w.stolen as f64));
+    if windows.iter().all(|window| !window.alive) {
+        return "no frame arrived: the switch does not run any more, or was stopped".to_owned();
+    }
+    let moved = windows.iter().filter(|window| window.regime.is_none()).count();
+    format!(
+        "no window counts (of {}): waited {waited:.0} % for a CPU, host took {stolen:.0} ticks, CPUs \
+         moved in {moved}",
+        windows.len()
+    )
+}
+
+#[cfg(test)]
+mod tests;

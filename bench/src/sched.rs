@@ -1,0 +1,121 @@
+//! What the scheduler did to a thread, from its own accounting.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A thread, of this process or another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread(PathBuf);
+
+/// Time since the thread's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// On a CPU.
+    pub ran: Duration,
+    /// Ready to run, but waiting for a CPU.
+    pub waited: Duration,
+}
+
+impl Thread {
+    /// The calling thread.
+    #[must_use]
+    pub fn current() -> Thread {
+        // The link names the thread that resolves it.
+        let link = fs::read_link("/proc/thread-self").unwrap_or_default();
+        Thread(Path::new("/proc").join(link))
+    }
+
+    /// The first thread of a process whose name begins so.
+    #[must_use]
+    pub fn named(pid: u32, name: &str) -> Option<Thread> {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        let mut found: Vec<PathBuf> = tasks
+            .filter_map(|task| Some(task.ok()?.path()))
+            .filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|n| n.starts_with(name)))
+            .collect();
+        found.sort();
+        found.into_iter().next().map(Thread)
+    }
+
+    /// Its times; zero when it is gone or the kernel does not keep them.
+    #[must_use]
+    pub fn times(&self) -> Times {
+        fs::read_to_string(self.0.join("schedstat"))
+            .map_or_else(|_| Times::default(), |t| parse(&t))
+    }
+}
+
+/// This session before others, until dropped.
+///
+/// With automatic groups (sched(7)) the nice value of a process counts only within its session;
+/// between sessions that of the group does.
+#[derive(Debug)]
+pub struct Urgent {
+    before: Option<String>,
+}
+
+const GROUP: &str = "/proc/self/autogroup";
+
+impl Urgent {
+    /// Makes the session as urgent as can be. Without groups, or without the rights, nothing
+    /// changes, and other work shows as windows that do not count.
+    #[must_use]
+    pub fn new() -> Urgent {
+        let text = fs::read_to_string(GROUP).unwrap_or_default();
+        let before = text.trim().rsplit_once("nice ").map(|(_, nice)| nice.to_owned());
+        let set = before.is_some() && fs::write(GROUP, "-20").is_ok();
+        Urgent { before: before.filter(|_| set) }
+    }
+}
+
+impl Default for Urgent {
+    fn default() -> Urgent {
+        Urgent::new()
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // What it was allowed to change it may change back.
+            let _ = fs::write(GROUP, before);
+        }
+    }
+}
+
+fn parse(text: &str) -> Times {
+    let mut fields = text.split_whitespace().map(|field| field.parse().unwrap_or(0));
+    let mut next = || Duration::from_nanos(fields.next().unwrap_or(0));
+    Times { ran: next(), waited: next() }
+}
+
+/// Time the host took from this machine's CPUs, in clock ticks, since it started.
+#[must_use]
+pub fn stolen() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    text.split_whitespace().nth(8).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_accounting_is_read() {
+        let times = parse("1500 20 3\n");
+        assert_eq!(times.ran, Duration::from_nanos(1500));
+        assert_eq!(times.waited, Duration::from_nanos(20));
+        assert_eq!(parse(""), Times::default());
+    }
+
+    #[test]
+    fn this_thread_runs() {
+        let thread = Thread::current();
+        let before = thread.times().ran;
+        let mut sum = 0_u64;
+        while thread.times().ran <= before {
+            sum = std::hint::black_box(sum + 1);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Open vSwitch with DPDK, as a MAC-learning switch: a database, a switch and a bridge of its own.
+
+use std::path::{Path, PathBuf};
+
+use super::process::{Process, run};
+use super::{Running, SutError, Topology, directory};
+use crate::place::Place;
+
+/// Where Debian puts the daemon that has DPDK in it.
+const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+
+pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutError> {
+    let dir = directory()?;
+    let at = dir.path();
+    let env = [
+        ("OVS_RUNDIR", at),
+        ("OVS_LOGDIR", at),
+        ("OVS_DBDIR", at),
+        ("OVS_SYSCONFDIR", at),
+        ("XDG_RUNTIME_DIR", at),
+    ];
+    let text = |path: PathBuf| path.display().to_string();
+    let (file, socket) = (text(at.join("conf.db")), at.join("db.sock"));
+    let (remote, passive) =
+        (format!("unix:{}", socket.display()), format!("--remote=punix:{}", socket.display()));
+    run(&["ovsdb-tool", "create", &file, SCHEMA], &env)?;
+
+    let guests = place.guests.to_string();
+    let pinned = ["taskset", "-c", guests.as_str()];
+    let command = [pinned.as_slice(), &["ovsdb-server", &file, &passive]].concat();
+    let mut database =
+        Process::start("ovsdb-server", &owned(&command), &env, &at.join("db.log"), None)?;
+    database.wait_for(20, || socket.exists().then_some(()))?;
+
+    let db = format!("--db={remote}");
+    let vsctl = |arguments: &[&str]| {
+        run(&[["ovs-vsctl", &db, "--timeout=30"].as_slice(), arguments].concat(), &env)
+    };
+    let masks = [place.switch, place.guests].map(|cpu| format!("{:#x}", 1_u128 << cpu));
+    let [switch_mask, guest_mask] = masks;
+    vsctl(&["--no-wait", "init"])?;
+    vsctl(&[
+        "--no-wait",
+        "set",
+        "Open_vSwitch",
+        ".",
+        "other_config:dpdk-init=true",
+        &format!("other_config:userspace-tso-enable={}", topology.offloads),
+        "other_config:dpdk-socket-mem=1024",
+        &format!("other_config:pmd-cpu-mask={switch_mask}"),
+        &format!("other_config:dpdk-lcore-mask={guest_mask}"),
+        "other_config:dpdk-extra=--no-pci --in-memory --no-telemetry",
+    ])?;
+    let pid_file = format!("--pidfile={}", text(at.join("vswitchd.pid")));
+    let command = [pinned.as_slice(), &[SWITCH, &remote, &pid_file]].concat();
+    let mut switch =
+        Process::start("ovs-vswitchd", &owned(&command), &env, &at.join("vswitchd.log"), None)?;
+
+    vsctl(&["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])?;
+    if topology.macs > 2048 {
+        let size = format!("other_config:mac-table-size={}", topology.macs + 64);
+        vsctl(&["set", "bridge", "br0", &size])?;
+    }
+    let mut sockets = Vec::new();
+    for port in 0..topology.ports {
+        let name = format!("v{port}");
+        let mut add = vec!["add-port", "br0", &name, "--", "set", "Interface", &name];
+        let mtu = topology.mtu.map(|mtu| format!("mtu_request={mtu}"));
+        add.push("type=dpdkvhostuser");
+        add.extend(mtu.as_deref());
+        vsctl(&add)?;
+        sockets.push(at.join(name));
+    }
+    let thread = switch.wait_ready("pmd", &sockets)?;
+    Ok(Running { sockets, thread, _processes: vec![switch, database], _dir: dir })
+}
+
+fn owned(command: &[&str]) -> Vec<String> {
+    command.iter().map(|&word| word.to_owned()).collect()
+}
+
+/// Whether the packages brought what is needed.
+#[must_use]
+pub fn present() -> bool {
+    Path::new(SWITCH).exists() && Path::new(SCHEMA).exists()
+}

@@ -1,0 +1,106 @@
+//! The generator of `hayate bench` against a real daemon: a few thousand frames, no figures.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use bench::generator::{CardSpec, Flows, Packed, Paths, Ring, Split, Touch, Traffic, TrafficSpec};
+use common::Daemon;
+use testkit::frontend::{Pages, SharedMemory};
+
+const PORTS: usize = 4;
+
+fn spec(packed: bool) -> TrafficSpec {
+    TrafficSpec {
+        card: CardSpec { packed, in_order: packed, entries: 64, queues: 1, offloads: false },
+        size: 128,
+        paths: Paths::OneWay,
+        flows: 100,
+        vary: Flows::Ports,
+        touch: Touch::Headers,
+    }
+}
+
+/// A daemon with ports, and where they listen.
+fn daemon() -> (Daemon, Vec<std::path::PathBuf>) {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add n");
+    let mut sockets = Vec::new();
+    for port in 0..PORTS {
+        let socket = daemon.run_dir.join(format!("{port}.sock"));
+        let path = socket.display();
+        daemon.ok(&format!("port add p{port} --network n --kind vhost --socket {path}"));
+        sockets.push(socket);
+    }
+    (daemon, sockets)
+}
+
+fn frames_travel<R: Ring>(packed: bool) {
+    let (_daemon, sockets) = daemon();
+    let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
+    let touches = [Touch::None, Touch::Headers, Touch::All];
+    for (paths, touch) in
+        [Paths::OneWay, Paths::BothWays, Paths::Forwarded].into_iter().zip(touches)
+    {
+        let spec = TrafficSpec { paths, touch, ..spec(packed) };
+        let mut traffic = Traffic::<R>::connect(&sockets, &spec, &memory).unwrap();
+        // Every method checks what arrives.
+        while traffic.counters().received < 5_000 {
+            traffic.flood(Duration::from_millis(2)).unwrap();
+        }
+        traffic.drain(Duration::from_millis(20));
+        let counters = traffic.counters();
+        assert!(counters.received <= counters.sent, "{paths:?}: {counters:?}");
+        assert_eq!(counters.bad, 0, "{paths:?}");
+        if paths == Paths::OneWay {
+            for _ in 0..200 {
+                let trip = traffic.round_trip().unwrap().expect("no frame is lost alone");
+                assert!(trip.there <= trip.total);
+            }
+        }
+        traffic.disconnect().unwrap();
+    }
+}
+
+#[test]
+fn frames_travel_on_split_rings() {
+    frames_travel::<Split>(false);
+}
+
+#[test]
+fn frames_travel_on_packed_rings() {
+    frames_travel::<Packed>(true);
+}
+
+/// Slower than the receiver looks, every frame arrives.
+#[test]
+fn at_a_low_rate_nothing_is_lost() {
+    let (_daemon, sockets) = daemon();
+    let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
+    let spec = spec(false);
+    let mut traffic = Traffic::<Split>::connect(&sockets[..2], &spec, &memory).unwrap();
+    let sent = traffic.counters().sent;
+    for _ in 0..20 {
+        // Fewer frames than the receiving ring has entries: however long either side is stopped,
+        // none is dropped for want of one.
+        traffic.pace(Duration::from_millis(5), 10_000.0).unwrap();
+        common::until("all frames arrived", || {
+            traffic.drain(Duration::from_millis(1));
+            traffic.counters().received == traffic.counters().sent
+        });
+    }
+    assert!(traffic.counters().sent > sent);
+    traffic.disconnect().unwrap();
+}
+
+#[test]
+fn a_wrong_option_says_what_is_right() {
+    let said = common::hayate(["bench", "--sizes", "32"]);
+    assert_eq!(said.status, 2);
+    assert!(said.err.contains("64..=1518"), "{}", said.err);
+    let said = common::hayate(["bench", "--cpus", "0"]);
+    assert_eq!(said.status, 2);
+    assert!(said.err.contains("two different CPU numbers"), "{}", said.err);
+}
