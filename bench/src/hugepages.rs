@@ -15,24 +15,36 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// Makes sure that so many are free.
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> HugePages {
+        HugePages { before: None }
+    }
+
+    /// Makes sure that so many are free now: others of this machine take and give back theirs.
     ///
     /// # Errors
     /// The kernel has not so much memory in one piece, or this user may not ask.
-    pub fn reserve(pages: u64) -> io::Result<HugePages> {
+    pub fn ensure(&mut self, pages: u64) -> io::Result<()> {
         let (reserved, free) = (read(RESERVED)?, read(FREE)?);
         if free >= pages {
-            return Ok(HugePages { before: None });
+            return Ok(());
         }
         // From here on the old number comes back whatever happens.
-        let kept = HugePages { before: Some(reserved) };
+        self.before.get_or_insert(reserved);
         fs::write(RESERVED, (reserved + pages - free).to_string())?;
         let free = read(FREE)?;
         if free < pages {
             let why = format!("{free} of {pages} huge pages of 2 MiB could be reserved");
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
         }
-        Ok(kept)
+        Ok(())
+    }
+}
+
+impl Default for HugePages {
+    fn default() -> HugePages {
+        HugePages::new()
     }
 }
 

@@ -103,9 +103,8 @@ fn measure(
     }
     let cells = options.chosen();
     let memory = memory_size(&cells);
-    let most = options.systems.iter().map(|system| system.hugepages()).max().unwrap_or(0);
-    let _pages = HugePages::reserve(memory / HUGE_PAGE + most)
-        .map_err(|source| BenchError::HugePages { source })?;
+    let mut pages = HugePages::new();
+    let huge = |source| BenchError::HugePages { source };
     let _urgent = Urgent::new();
     let probe = Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
 
@@ -113,13 +112,14 @@ fn measure(
     let touch = Touch::from(options.touch);
     for round in 0..options.rounds {
         // The same pages for all systems of a round.
-        let memory = SharedMemory::new(&[(GUEST_MEMORY, memory)], Pages::Huge)
-            .map_err(BenchError::io("guest memory cannot be made"))?;
+        pages.ensure(memory / HUGE_PAGE).map_err(huge)?;
+        let memory = guest_memory(memory)?;
         for (topology, cells) in by_topology(&cells) {
             for &system in &options.systems {
                 if interrupted.load(Ordering::Relaxed) {
                     return Err(BenchError::Interrupted);
                 }
+                pages.ensure(system.hugepages()).map_err(huge)?;
                 let running = sut::start(system, &topology, place);
                 for cell in &cells {
                     let turn = Turn {
@@ -160,6 +160,22 @@ fn check(place: Place) -> Result<(), BenchError> {
         return Err(BenchError::Cpus { switch, guests, allowed });
     }
     Ok(())
+}
+
+/// Guest memory in huge pages, all of them there.
+fn guest_memory(bytes: u64) -> Result<SharedMemory, BenchError> {
+    let memory = SharedMemory::new(&[(GUEST_MEMORY, bytes)], Pages::Huge)
+        .map_err(BenchError::io("guest memory cannot be made"))?;
+    for page in (GUEST_MEMORY..GUEST_MEMORY + bytes).step_by(HUGE_PAGE as usize) {
+        if let Some(place) = memory.guest().slice(page, 8) {
+            place.copy_from(&[0; 8]);
+        }
+    }
+    if memory.guest().faulted() {
+        let source = io::Error::new(io::ErrorKind::OutOfMemory, "others took them meanwhile");
+        return Err(BenchError::HugePages { source });
+    }
+    Ok(memory)
 }
 
 /// Guest memory for the largest of the cells.
