@@ -9,7 +9,7 @@
 //!
 //! Which one is learned from the traffic, within the bounds of a [`Profile`]:
 //!
-//! * A worker that is busy most of the time polls: there is little to save.
+//! * A worker that is busy for a quarter of the time or more polls: there is little to save.
 //! * If several frames are expected within a nap, it naps. Whether that pays shows in what a nap
 //!   finds. Frames that wait for an answer to the one before, as in a ping-pong, do not gather, and
 //!   a nap only delays them; then it does not nap for a while, twice as long each time.
@@ -191,7 +191,7 @@ impl Pace {
     fn begin_idle(&mut self, now: u64) -> Period {
         self.periods = self.periods.wrapping_add(1);
         let Limits { spin, spin_loaded, learns, .. } = self.limits;
-        let spin = if self.load >= ONE / 4 * 3 {
+        let spin = if self.load >= ONE / 4 {
             spin_loaded
         } else if self.nap(now).is_some() {
             0

@@ -22,7 +22,7 @@ pub enum Profile {
 pub(crate) struct Limits {
     /// How long to poll after the last frame.
     pub(crate) spin: u64,
-    /// The same while there is work most of the time.
+    /// The same while there is work for a quarter of the time or more.
     pub(crate) spin_loaded: u64,
     /// Whether to poll only if that has been of use.
     pub(crate) learns: bool,

@@ -188,6 +188,23 @@ fn an_answer_is_waited_for() {
     }
 }
 
+/// Few frames, each much work, as segments of 64 KiB by way of the kernel: worth polling for.
+#[test]
+fn heavy_frames_are_polled_for() {
+    let mut pace = Pace::new(Profile::Balanced, 0);
+    let mut polled = true;
+    for n in 0..1000 {
+        // 20 us of work, 30 us of waiting.
+        pace.busy(1);
+        let since = n * 50_000 + 20_000;
+        for us in 0..30 {
+            let idle = pace.idle(since + us * 1_000);
+            polled &= n < 500 || idle == Idle::Poll;
+        }
+    }
+    assert!(polled, "it rested between two frames");
+}
+
 #[test]
 fn power_saves_more() {
     // Above that both gather what a ring can bear.
