@@ -13,8 +13,9 @@
 //! * If several frames are expected within a nap, it naps. Whether that pays shows in what a nap
 //!   finds. Frames that wait for an answer to the one before, as in a ping-pong, do not gather, and
 //!   a nap only delays them; then it does not nap for a while, twice as long each time.
-//! * Otherwise it polls for as long as being woken up costs, if that often finds something, and
-//!   sleeps. Now and then it polls all the same, to find out whether that has changed.
+//! * Otherwise it polls for a short or a longer time, about what being woken up costs, if that often
+//!   finds something, and sleeps. Now and then it polls all the same, to find out whether that has
+//!   changed.
 //!
 //! **Owner and threads.** One [`Pace`] belongs to one worker. Time comes in as nanoseconds since any
 //! start, decisions go out; nothing here knows a clock, so it is tested with a made-up one.
@@ -53,7 +54,7 @@ const LATE_MAX: u64 = 100_000;
 const HOLD: (u64, u64) = (2_000_000, 128_000_000);
 /// One idle period in so many is polled through, to learn.
 /// Odd, as some traffic alternates.
-const EXPLORE: u32 = 31;
+const EXPLORE: u32 = 61;
 
 /// The state of one worker.
 #[derive(Debug, Clone)]
@@ -64,8 +65,9 @@ pub struct Pace {
     rate: u64,
     /// Share of the time in which there was work, of [`ONE`].
     load: u32,
-    /// Chance that polling after the last frame finds another one in time, of [`ONE`].
-    hits: u32,
+    /// Chance that polling after the last frame finds another one in the shorter and in the longer
+    /// time of the profile, of [`ONE`].
+    hits: [u32; 2],
     /// The idle period going on.
     idle: Option<Period>,
     /// Idle periods so far.
@@ -103,8 +105,9 @@ struct Period {
     since: u64,
     /// When it was last looked at.
     seen: u64,
-    /// How long to poll, in nanoseconds.
+    /// How long to poll, in nanoseconds: what is left, and what it was at the beginning.
     spin: u64,
+    planned: u64,
     /// It was not waited through in another way than by polling, so its length is known.
     polled: bool,
 }
@@ -118,7 +121,7 @@ impl Pace {
             window: Window { start: now, ..Window::default() },
             rate: 0,
             load: 0,
-            hits: 0,
+            hits: [0; 2],
             idle: None,
             periods: 0,
             napped: None,
@@ -126,12 +129,6 @@ impl Pace {
             nap_after: now,
             hold: HOLD.0,
         }
-    }
-
-    /// Goes on by another profile, with what was learned.
-    pub fn set_profile(&mut self, profile: Profile) {
-        self.limits = profile.limits();
-        self.idle = None;
     }
 
     /// A pass found `frames` frames, at least one.
@@ -190,17 +187,21 @@ impl Pace {
 
     fn begin_idle(&mut self, now: u64) -> Period {
         self.periods = self.periods.wrapping_add(1);
-        let Limits { spin, spin_loaded, learns, .. } = self.limits;
+        let Limits { spin: [short, long], spin_loaded, learns, .. } = self.limits;
+        let [soon, later] = self.hits;
+        let explores = !learns || self.periods.is_multiple_of(EXPLORE);
         let spin = if self.load >= ONE / 4 {
             spin_loaded
         } else if self.nap(now).is_some() {
             0
-        } else if !learns || self.hits >= ONE / 4 || self.periods.is_multiple_of(EXPLORE) {
-            spin
+        } else if explores || later.saturating_sub(soon) >= ONE / 8 * 3 {
+            long
+        } else if soon >= ONE / 4 {
+            short
         } else {
             0
         };
-        let period = Period { since: now, seen: now, spin, polled: true };
+        let period = Period { since: now, seen: now, spin, planned: spin, polled: true };
         self.idle = Some(period);
         period
     }
@@ -211,8 +212,8 @@ impl Pace {
         if let Some(nap) = self.napped.take() {
             self.pays(nap.expected, frames, period.seen);
         }
-        if period.polled && period.spin > 0 {
-            self.learn(ONE);
+        if period.polled {
+            self.learn(period.planned, Some(period.seen - period.since));
         }
     }
 
@@ -220,16 +221,22 @@ impl Pace {
     fn wait(&mut self, how: Idle) -> Idle {
         if let Some(period) = &mut self.idle
             && std::mem::take(&mut period.polled)
-            && period.spin > 0
         {
-            self.learn(0);
+            let planned = period.planned;
+            self.learn(planned, None);
         }
         how
     }
 
-    fn learn(&mut self, hit: u32) {
-        // Over some eight periods of those that were polled.
-        self.hits = self.hits - self.hits / 8 + hit / 8;
+    /// A frame came after `gap` nanoseconds of polling, or none in the time that was planned.
+    fn learn(&mut self, planned: u64, gap: Option<u64>) {
+        for (hits, limit) in self.hits.iter_mut().zip(self.limits.spin) {
+            if planned >= limit && limit > 0 {
+                let hit = if gap.is_some_and(|gap| gap < limit) { ONE } else { 0 };
+                // Over some eight periods of those that were polled.
+                *hits = *hits - *hits / 8 + hit / 8;
+            }
+        }
     }
 
     /// The nap that could be taken (of length 0: too short to be one, poll instead); `None` if there

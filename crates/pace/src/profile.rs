@@ -20,8 +20,8 @@ pub enum Profile {
 /// The bounds of a profile, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// How long to poll after the last frame.
-    pub(crate) spin: u64,
+    /// How long to poll after the last frame, shorter and longer.
+    pub(crate) spin: [u64; 2],
     /// The same while there is work for a quarter of the time or more.
     pub(crate) spin_loaded: u64,
     /// Whether to poll only if that has been of use.
@@ -48,14 +48,21 @@ impl Profile {
     pub(crate) fn limits(self) -> Limits {
         const US: u64 = 1_000;
         match self {
-            Self::Always => Limits { spin: u64::MAX, spin_loaded: u64::MAX, learns: false, nap: 0 },
+            Self::Always => {
+                Limits { spin: [u64::MAX; 2], spin_loaded: u64::MAX, learns: false, nap: 0 }
+            }
             Self::Latency => {
-                Limits { spin: 1_000 * US, spin_loaded: 1_000 * US, learns: false, nap: 0 }
+                Limits { spin: [1_000 * US; 2], spin_loaded: 1_000 * US, learns: false, nap: 0 }
             }
-            Self::Balanced => {
-                Limits { spin: 5 * US, spin_loaded: 50 * US, learns: true, nap: 100 * US }
+            Self::Balanced => Limits {
+                spin: [5 * US, 25 * US],
+                spin_loaded: 50 * US,
+                learns: true,
+                nap: 100 * US,
+            },
+            Self::Power => {
+                Limits { spin: [0; 2], spin_loaded: 5 * US, learns: true, nap: 250 * US }
             }
-            Self::Power => Limits { spin: 0, spin_loaded: 5 * US, learns: true, nap: 250 * US },
         }
     }
 }

@@ -181,7 +181,12 @@ fn a_ping_pong_is_not_napped_through() {
 /// A request and its answer: the answer comes soon, the next request does not.
 #[test]
 fn an_answer_is_waited_for() {
-    for pause in [6_000, 100_000] {
+    // Soon enough, and the next request is waited for as well.
+    for pause in [6_000, 20_000] {
+        let outcome = run(Profile::Balanced, Source::Closed([500, pause]), SECOND);
+        assert!(outcome.delay(95) < 500, "{pause}: {}", outcome.delay(95));
+    }
+    for pause in [40_000, 100_000] {
         let outcome = run(Profile::Balanced, Source::Closed([1_000, pause]), SECOND);
         assert!(outcome.delay(45) < 500, "{pause}: {}", outcome.delay(45));
         assert!(outcome.delay(99) < WAKE_LATE + 1_000, "{pause}: {}", outcome.delay(99));
