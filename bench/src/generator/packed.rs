@@ -134,6 +134,10 @@ impl Ring for Packed {
         self.free -= count;
     }
 
+    fn position(&self) -> (u16, u16) {
+        (self.avail.slot, self.used.slot)
+    }
+
     fn free(&self) -> u16 {
         self.free
     }

@@ -53,6 +53,9 @@ pub trait Ring: Sized {
     /// Makes the next `count` buffers available, at most [`Ring::free`].
     fn publish(&mut self, count: u16);
 
+    /// Entry that is published next, and entry that is reaped next.
+    fn position(&self) -> (u16, u16);
+
     /// Buffers with the driver.
     fn free(&self) -> u16;
 

@@ -86,6 +86,10 @@ impl Ring for Split {
         self.driver.store_u16_release(2, self.avail_idx);
     }
 
+    fn position(&self) -> (u16, u16) {
+        (self.avail_idx & (self.size - 1), self.used_idx & (self.size - 1))
+    }
+
     #[inline(always)]
     fn free(&self) -> u16 {
         self.size - self.avail_idx.wrapping_sub(self.used_idx)

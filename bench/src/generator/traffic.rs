@@ -265,6 +265,9 @@ impl<R: Ring> Traffic<R> {
         let start = Instant::now();
         for pair in 0..self.cards.len() / 2 {
             let (left, right) = (2 * pair, 2 * pair + 1);
+            if self.spec.paths == Paths::Forwarded && pair == 1 {
+                self.compose();
+            }
             for (from, to) in [(right, left), (left, right)] {
                 loop {
                     let end = ticks() + in_ticks(Duration::from_millis(20));
@@ -289,7 +292,47 @@ impl<R: Ring> Traffic<R> {
         while quiet.elapsed() < Duration::from_millis(20) {
             self.cards.iter_mut().for_each(settle);
         }
+        if self.spec.paths == Paths::Forwarded {
+            self.compose();
+            self.align()?;
+        }
         self.check()
+    }
+
+    /// What the virtual machine has in its buffers so far is made its own, to be sent.
+    fn compose(&mut self) {
+        if let Some(inside) = self.cards.get(1) {
+            inside.prefill(&self.mem, &frames_of(2, &self.spec));
+        }
+    }
+
+    /// Brings the virtual machine's two rings to the same entry: from then on a buffer is received
+    /// and sent under one number.
+    fn align(&mut self) -> Result<(), GeneratorError> {
+        let start = Instant::now();
+        loop {
+            let [_, inside, outside, last, ..] = self.cards.as_mut_slice() else {
+                return Err(GeneratorError::Pairing);
+            };
+            let mut aligned = true;
+            for (rx, tx) in inside.rx.iter().zip(&mut outside.tx) {
+                tx.ring.reap(BURST, |_, _| ());
+                let idle = tx.ring.position().0 == tx.ring.position().1;
+                let there = rx.ring.position().1 == tx.ring.position().0;
+                aligned &= idle && there;
+                if idle && !there {
+                    tx.ring.publish(1);
+                    tx.kick();
+                }
+            }
+            settle(last);
+            if aligned {
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(GeneratorError::Silent { patience: PATIENCE });
+            }
+        }
     }
 
     /// Every machine behind every card sends a frame.

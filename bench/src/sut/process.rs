@@ -90,7 +90,8 @@ impl Process {
     /// See [`Process::wait_for`].
     pub fn wait_ready(&mut self, thread: &str, sockets: &[PathBuf]) -> Result<Thread, SutError> {
         let pid = self.pid();
-        self.wait_for(30, || {
+        // DPDK takes a second for some ports.
+        self.wait_for(30 + sockets.len() as u64, || {
             let all = sockets.iter().all(|socket| socket.exists());
             Thread::named(pid, thread).filter(|_| all)
         })

@@ -40,7 +40,7 @@ fn daemon() -> (Daemon, Vec<std::path::PathBuf>) {
 fn frames_travel<R: Ring>(packed: bool) {
     let (_daemon, sockets) = daemon();
     let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
-    let touches = [Touch::None, Touch::Headers, Touch::All];
+    let touches = [Touch::None, Touch::All, Touch::Headers];
     for (paths, touch) in
         [Paths::OneWay, Paths::BothWays, Paths::Forwarded].into_iter().zip(touches)
     {
