@@ -73,7 +73,7 @@ pub enum GeneratorError {
         bad: u64,
     },
     /// The first frames did not come through.
-    #[error("no frame came through the switch within {}s of connecting", patience.as_secs())]
+    #[error("the switch did not let all guests find each other within {}s of connecting", patience.as_secs())]
     Silent {
         /// How long it had.
         patience: Duration,

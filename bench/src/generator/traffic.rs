@@ -337,6 +337,7 @@ impl<R: Ring> Traffic<R> {
 
     /// Every machine behind every card sends a frame.
     fn introduce(&mut self) -> Result<(), GeneratorError> {
+        let (start, patience) = (Instant::now(), 3 * PATIENCE);
         for pair in 0..self.cards.len() / 2 {
             for (from, to) in [(2 * pair + 1, 2 * pair), (2 * pair, 2 * pair + 1)] {
                 for _ in 0..self.spec.flows {
@@ -344,6 +345,9 @@ impl<R: Ring> Traffic<R> {
                     let Some((from, to)) = two(&mut self.cards, from, to) else {
                         return Err(GeneratorError::Pairing);
                     };
+                    if start.elapsed() > patience {
+                        return Err(GeneratorError::Silent { patience });
+                    }
                     // One that is lost stays unknown; its frames are flooded and not lost.
                     let _ = hop(from, to, end);
                     settle(from);
