@@ -174,6 +174,12 @@ impl<'m> GuestSlice<'m> {
         copy::prefetch_write(self.ptr.as_ptr());
     }
 
+    /// The same, to be read.
+    #[inline(always)]
+    pub fn prefetch_read(&self) {
+        copy::prefetch_read(self.ptr.as_ptr());
+    }
+
     /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the
     /// shorter of the two has. Returns that number. Where the two overlap, some mixture of old and
     /// new bytes is the result.

@@ -40,14 +40,10 @@ impl Descriptor {
         Self { addr, len: rest as u32, flags: (rest >> 48) as u16, tag: (rest >> 32) as u16 }
     }
 
-    /// See [`crate::Queue::prefetch`].
+    /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub(crate) fn prefetch(&self, mem: &GuestMemory, skip: usize) {
-        if !self.has(INDIRECT)
-            && let Some(buffer) = mem.slice(self.addr, self.len)
-        {
-            buffer.skip(skip).prefetch_write();
-        }
+    pub(crate) fn peek<'m>(&self, mem: &'m GuestMemory) -> Option<GuestSlice<'m>> {
+        if self.has(INDIRECT) { None } else { mem.slice(self.addr, self.len) }
     }
 
     #[inline]

@@ -224,12 +224,11 @@ impl Queue {
         on!(self, q => q.should_notify())
     }
 
-    /// Has the cache line `skip` bytes into the buffer that is popped `ahead` pops from now fetched
-    /// for writing, if such a buffer is there and is a single one. Only a hint: what it reads is
-    /// read again, and checked, by the pop.
+    /// The buffer that is popped `ahead` pops from now, if it is there and is a single one: to have
+    /// its cache lines fetched early. Only a hint: what this reads is read again by the pop.
     #[inline(always)]
-    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
-        on!(self, q => q.prefetch(mem, ahead, skip));
+    pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
+        on!(self, q => q.peek(mem, ahead))
     }
 
     /// Whether a pop would find something: one load, nothing checked.

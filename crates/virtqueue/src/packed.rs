@@ -10,7 +10,7 @@ mod resume;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::{GuestMemory, RingArea};
+use guestmem::{GuestMemory, GuestSlice, RingArea};
 
 use crate::chain::buffer;
 use crate::desc::{AVAIL, DESC_SIZE, Descriptor, INDIRECT, NEXT, USED, WRITE, table_entry};
@@ -173,17 +173,15 @@ impl PackedQueue {
         Ok(Next::One { buffer, id: desc.tag, writable: desc.has(WRITE) })
     }
 
-    /// See [`crate::Queue::prefetch`].
+    /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
+    pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
         if ahead >= self.size {
-            return;
+            return None;
         }
         let at = self.avail.advanced(ahead, self.size);
         let desc = self.load(at);
-        if at.is_available(desc.flags) {
-            desc.prefetch(mem, skip);
-        }
+        if at.is_available(desc.flags) { desc.peek(mem) } else { None }
     }
 
     /// Takes the chain of several descriptors that [`Self::next`] found.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::{GuestMemory, RingArea};
+use guestmem::{GuestMemory, GuestSlice, RingArea};
 
 use crate::chain::buffer;
 use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, WRITE, table_entry};
@@ -97,17 +97,15 @@ impl SplitQueue {
         Ok(Next::One { buffer, id: head, writable: desc.has(WRITE) })
     }
 
-    /// See [`crate::Queue::prefetch`].
+    /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub fn prefetch(&self, mem: &GuestMemory, ahead: u16, skip: usize) {
+    pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
         if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
-            return;
+            return None;
         }
         let slot = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
         let head = self.avail.load_u16(RING + 2 * slot);
-        if head <= self.mask {
-            self.load(head).prefetch(mem, skip);
-        }
+        if head <= self.mask { self.load(head).peek(mem) } else { None }
     }
 
     /// Takes the chain of several descriptors that [`Self::next`] found.

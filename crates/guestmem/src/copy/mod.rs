@@ -18,7 +18,7 @@ pub(crate) mod block;
 mod prefetch;
 pub(crate) mod word;
 
-pub(crate) use prefetch::prefetch_write;
+pub(crate) use prefetch::{prefetch_read, prefetch_write};
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;

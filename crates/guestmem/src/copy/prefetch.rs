@@ -1,4 +1,4 @@
-//! The hint that a cache line will be written.
+//! Hints that a cache line will be needed.
 
 #![expect(unsafe_code)]
 // UNSAFETY: an instruction that Rust has no stable name for.
@@ -17,6 +17,23 @@ pub(crate) fn prefetch_write(at: *const u8) {
     #[cfg(target_arch = "aarch64")]
     unsafe {
         std::arch::asm!("prfm pstl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
+}
+
+/// Asks for the cache line at `at`, to be read.
+#[inline(always)]
+pub(crate) fn prefetch_read(at: *const u8) {
+    // SAFETY: a prefetch changes nothing and faults on no address.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;

@@ -75,8 +75,10 @@ fn a_hint_needs_no_memory() {
     let (memory, file) = memory(1);
     let slice = memory.slice(0, 4096).unwrap();
     slice.prefetch_write();
+    slice.prefetch_read();
     ftruncate(file.as_fd(), 0).unwrap();
     slice.prefetch_write();
+    slice.prefetch_read();
     slice.skip(4096).prefetch_write();
     assert!(!memory.faulted(), "a hint touches nothing");
 }

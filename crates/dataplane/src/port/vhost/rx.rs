@@ -64,7 +64,9 @@ impl Sink for LiveRx {
         let Self { queue, mem, vnet_len, .. } = self;
         let need = *vnet_len + frame.len;
         let before = queue.position();
-        queue.prefetch(mem, AHEAD, *vnet_len);
+        if let Some(buffer) = queue.peek(mem, AHEAD) {
+            buffer.skip(*vnet_len).prefetch_write();
+        }
         let (buffer, id) = match queue.next(mem)? {
             Next::One { buffer, id, writable: true } if buffer.len() >= need => (buffer, id),
             Next::Empty => return Err(Refused::Drop(DropReason::RxRingEmpty)),
