@@ -17,6 +17,7 @@
 //! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike.
 
 mod chain;
+mod count;
 mod desc;
 mod fault;
 mod indirect;
