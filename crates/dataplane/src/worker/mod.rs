@@ -187,7 +187,7 @@ impl Worker {
                 continue;
             }
             match self.pace.idle(self.now_ns()) {
-                Idle::Poll => std::hint::spin_loop(),
+                Idle::Poll => {}
                 Idle::Nap(length) => self.nap(length),
                 Idle::Sleep => self.sleep(),
             }

@@ -118,6 +118,8 @@ impl LiveTx {
         };
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
+        // The receivers wait for their frames, the sender for nothing.
+        egress.close();
         queue.publish();
         if queue.should_notify() {
             self.interrupt();
