@@ -232,7 +232,8 @@ impl Pace {
     fn learn(&mut self, planned: u64, gap: Option<u64>) {
         for (hits, limit) in self.hits.iter_mut().zip(self.limits.spin) {
             if planned >= limit && limit > 0 {
-                let hit = if gap.is_some_and(|gap| gap < limit) { ONE } else { 0 };
+                // Frames that come just in time will come just too late as well.
+                let hit = if gap.is_some_and(|gap| gap < limit - limit / 8) { ONE } else { 0 };
                 // Over some eight periods of those that were polled.
                 *hits = *hits - *hits / 8 + hit / 8;
             }

@@ -38,8 +38,13 @@ use crate::status::WorkerState;
 use forward::{Forward, Lookup, Sender};
 use sleep::{Bed, Token};
 
-/// Passes between two looks at the TAP descriptors and the clock while busy.
+/// Turns between two looks at the TAP descriptors: passes that found something, and looks at the
+/// clock.
 const HOUSEKEEPING: u32 = 32;
+
+/// Looks at queues between two looks at the clock while there is nothing: the clock takes ten times
+/// as long as a ring, and a frame that comes meanwhile waits for it.
+const LOOKS: usize = 16;
 
 /// How long a worker sleeps at most while it serves a guest that cannot kick.
 const SILENT_NAP: Duration = Duration::from_micros(100);
@@ -165,7 +170,7 @@ impl Worker {
 
     /// Works until told to end.
     pub(crate) fn run(mut self) {
-        let mut passes = 0u32;
+        let (mut turns, mut looks) = (0u32, 0);
         loop {
             if self.shared.mailbox.pending() {
                 self.obey();
@@ -173,13 +178,17 @@ impl Worker {
                     return;
                 }
             }
-            if passes.is_multiple_of(HOUSEKEEPING) {
+            if turns.is_multiple_of(HOUSEKEEPING) {
                 self.tick(Instant::now());
                 self.look_at_taps();
             }
-            passes = passes.wrapping_add(1);
             let frames = self.pass();
             self.shared.polls.add(1);
+            looks += 1 + self.tx.len() + self.taps.len();
+            if frames == 0 && looks < LOOKS {
+                continue;
+            }
+            (turns, looks) = (turns.wrapping_add(1), 0);
             if frames > 0 {
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
@@ -196,6 +205,9 @@ impl Worker {
 
     /// One pass over all queues; returns the frames taken.
     fn pass(&mut self) -> usize {
+        if !self.tx.iter().any(LiveTx::waiting) && !self.taps.iter().any(|tap| tap.ready) {
+            return 0;
+        }
         let Self { switch, ports, tx, taps, cache, scratch, now_ms, .. } = self;
         let Scratch { head, flood, workshop } = scratch;
         let snapshot = switch.snapshot();

@@ -271,7 +271,8 @@ impl Device for NetDevice {
             }))
         } else {
             let offloads = Offloads::from_guest_features(features);
-            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled };
+            let filled = false;
+            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled, filled };
             Command::StartRx(port, index, Box::new(live))
         };
         self.wiring.worker.post(command);

@@ -38,10 +38,16 @@ pub(crate) struct LiveTx {
 }
 
 impl LiveTx {
+    /// Whether there is something to do.
+    #[inline(always)]
+    pub(crate) fn waiting(&self) -> bool {
+        // Looking at a ring whose memory has vanished finds zeroes, and leaves the mark.
+        !self.faulted && (self.queue.has_available() || self.mem.faulted())
+    }
+
     /// Forwards up to [`BURST`] frames; returns how many were taken.
     pub(crate) fn burst(&mut self, forward: &mut Forward<'_>) -> usize {
-        // Looking at a ring whose memory has vanished finds zeroes, and leaves the mark.
-        if self.faulted || !(self.queue.has_available() || self.mem.faulted()) {
+        if !self.waiting() {
             return 0;
         }
         self.disarm();
