@@ -133,7 +133,7 @@ impl Host {
         for (id, cpu) in (0u16..).zip(cpus) {
             let failed = |source| HostError::StartWorker { worker: id, source };
             let shared = Arc::new(Shared::new(id, cpu).map_err(failed)?);
-            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), options.polling, epoch);
+            let thread = spawn(Arc::clone(&shared), &switch, options.polling, epoch);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
         }
@@ -370,7 +370,7 @@ async fn maintain(inner: Weak<Inner>) {
 /// Starts a worker's thread.
 fn spawn(
     shared: Arc<Shared>,
-    switch: Arc<Switch>,
+    switch: &Switch,
     polling: Profile,
     epoch: Instant,
 ) -> io::Result<JoinHandle<()>> {

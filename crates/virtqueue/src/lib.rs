@@ -232,6 +232,12 @@ impl Queue {
         on!(self, q => q.peek(mem, ahead))
     }
 
+    /// The place in the ring that the next pop reads first, to have it fetched early.
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        on!(self, q => q.entry())
+    }
+
     /// Whether a pop would find something: one load, nothing checked.
     #[inline]
     pub fn has_available(&self) -> bool {

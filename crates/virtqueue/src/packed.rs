@@ -199,6 +199,12 @@ impl PackedQueue {
         if at.is_available(desc.flags) { desc.peek(mem) } else { None }
     }
 
+    /// See [`crate::Queue::entry`].
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        self.ring.slice(self.avail.offset())
+    }
+
     /// Takes the chain of several descriptors that [`Self::next`] found.
     pub(crate) fn pop_chain<'m>(
         &mut self,

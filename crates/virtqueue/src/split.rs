@@ -109,6 +109,12 @@ impl SplitQueue {
         if head <= self.mask { self.load(head).peek(mem) } else { None }
     }
 
+    /// See [`crate::Queue::entry`].
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        self.avail.slice(RING + 2 * usize::from(self.next_avail.get() & self.mask))
+    }
+
     /// Takes the chain of several descriptors that [`Self::next`] found.
     pub(crate) fn pop_chain<'m>(
         &mut self,

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use pace::{Idle, Pace, Profile};
 use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
-use switch::{Cache, PortId, Switch};
+use switch::{Cache, PortId, Reader, Switch};
 use sys::EventFd;
 use tokio::sync::oneshot;
 
@@ -119,7 +119,7 @@ impl Shared {
 /// One worker: everything its thread owns.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
-    switch: Arc<Switch>,
+    switch: Reader,
     ports: Arc<PortMap>,
     tx: Vec<LiveTx>,
     taps: Vec<TapTx>,
@@ -143,14 +143,14 @@ impl Worker {
     /// A worker with no queues. `epoch` is when its clock, shared with all others, is zero.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        switch: Arc<Switch>,
+        switch: &Switch,
         polling: Profile,
         epoch: Instant,
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
         Ok(Self {
             shared,
-            switch,
+            switch: switch.reader(),
             ports: Arc::default(),
             tx: Vec::new(),
             taps: Vec::new(),
@@ -196,7 +196,7 @@ impl Worker {
                 continue;
             }
             match self.pace.idle(self.now_ns()) {
-                Idle::Poll => {}
+                Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
                 Idle::Sleep => self.sleep(),
             }
@@ -213,12 +213,12 @@ impl Worker {
         let snapshot = switch.snapshot();
         let mut frames = 0;
         for queue in tx.iter_mut() {
-            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
             let egress = Egress::new(ports, workshop);
             frames += queue.burst(&mut Forward { lookup, head, egress });
         }
         for tap in taps.iter_mut() {
-            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
             let egress = Egress::new(ports, workshop);
             frames += tap.burst(&mut Forward { lookup, head, egress });
         }
@@ -408,7 +408,7 @@ impl Worker {
         let snapshot = self.switch.snapshot();
         let Scratch { head, flood, workshop } = &mut self.scratch;
         let cache = &mut self.cache;
-        let mut lookup = Lookup { switch: &snapshot, cache, now_ms: self.now_ms, flood };
+        let mut lookup = Lookup { switch: snapshot, cache, now_ms: self.now_ms, flood };
         let skip = fill_local(head, bytes, 0);
         let body = Body::Local(bytes.get(skip..).unwrap_or_default());
         counters.frames.add(1);

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use guestmem::{GuestMemory, GuestSlice};
+use guestmem::{GuestMemory, GuestSlice, Hint};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
@@ -30,6 +30,8 @@ const AHEAD: u16 = 16;
 pub(crate) struct RxQueue {
     /// The running queue, if there is one.
     pub(crate) live: Mutex<Option<Box<LiveRx>>>,
+    /// What the next frame needs first: for who waits for the lock.
+    pub(crate) next: Hint,
     /// Written only with the lock held.
     pub(crate) counters: QueueCounters,
 }
