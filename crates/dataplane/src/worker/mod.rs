@@ -184,17 +184,19 @@ impl Worker {
             }
             let frames = self.pass();
             self.shared.polls.add(1);
-            looks += 1 + self.tx.len() + self.taps.len();
-            if frames == 0 && looks < LOOKS {
+            if frames == 0 && looks > 0 {
+                looks -= 1;
                 continue;
             }
-            (turns, looks) = (turns.wrapping_add(1), 0);
+            turns = turns.wrapping_add(1);
             if frames > 0 {
+                looks = 0;
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
                 self.pace.busy(frames);
                 continue;
             }
+            looks = LOOKS / (1 + self.tx.len());
             match self.pace.idle(self.now_ns()) {
                 Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
