@@ -13,7 +13,7 @@ use crate::profile::{Cost, Profile};
 /// How much more than its budget a cell may take, as a share.
 pub const TOLERANCE: f64 = 0.03;
 /// Places that take less than this share of their cell are not kept.
-const KEPT: f64 = 0.005;
+const KEPT: f64 = 0.002;
 /// Places named in a message.
 const NAMED: usize = 6;
 /// How the file is made anew.
@@ -47,13 +47,17 @@ impl Entry {
         Self { instructions: places.values().sum(), places }
     }
 
-    /// The places that take more than they did, those first that grew most: place, before, now.
+    /// The places that take more than they did, those first that grew most: place, before, now. One
+    /// that was not kept took at most what need not be kept.
     fn grown<'e>(&'e self, before: &Entry) -> Vec<(&'e str, f64, f64)> {
+        let least = KEPT * before.instructions;
         let mut grown: Vec<_> = self
             .places
             .iter()
-            .map(|(place, now)| (&**place, before.places.get(place).copied().unwrap_or(0.0), *now))
-            .filter(|(_, before, now)| *now - *before >= KEPT * self.instructions / 2.0)
+            .map(|(place, now)| {
+                (&**place, before.places.get(place).copied().unwrap_or(least), *now)
+            })
+            .filter(|(_, before, now)| *now - *before >= least / 2.0)
             .collect();
         grown.sort_by(|a, b| (b.2 - b.1).total_cmp(&(a.2 - a.1)));
         grown
