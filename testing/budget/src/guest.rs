@@ -6,6 +6,8 @@ use e2e::{Context, Result};
 use testkit::driver::{Buffer, DriverQueue, RingSpec, Shape, write};
 use testkit::frontend::{Frontend, Pages, QueueFds, SharedMemory, feature, protocol};
 
+use crate::switch::PATIENCE;
+
 /// Entries of each ring.
 pub const RING: u16 = 4096;
 /// Bytes of an RX buffer, and most of one piece of a frame to be sent: a page.
@@ -41,6 +43,7 @@ impl Guest {
     /// What the back end refuses.
     pub fn connect(socket: &Path, packed: bool, frames: &[Vec<u8>]) -> Result<Self> {
         let mut frontend = Frontend::connect(socket)?;
+        frontend.set_timeout(PATIENCE)?;
         let format = if packed { feature::RING_PACKED } else { 0 };
         frontend.negotiate(feature::VERSION_1 | NET | format, protocol::REPLY_ACK)?;
         let memory = SharedMemory::new(&[(0, MEMORY)], Pages::Small)?;

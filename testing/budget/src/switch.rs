@@ -23,8 +23,8 @@ use crate::profile::{PASS, Profile, Sources};
 /// The function at which counting starts anew.
 const OBEY: &str = "dataplane::worker::Worker::obey";
 const NETWORK: &str = "budget";
-/// How long a burst may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The daemon.
 pub struct Switch {
@@ -130,7 +130,11 @@ impl Switch {
         self.cut()?;
         let (mut profile, mut sources) = (Profile::default(), Sources::default());
         for dump in self.dumps()?.values().skip(first) {
-            profile.add(&fs::read_to_string(dump)?, &mut sources)?;
+            // The last one may still be on its way to the disk.
+            let whole = wait_for("the end of a dump", PATIENCE, || {
+                Ok(Some(fs::read_to_string(dump)?).filter(|text| text.contains("\ntotals: ")))
+            })?;
+            profile.add(&whole, &mut sources)?;
         }
         Ok((busy, profile))
     }
