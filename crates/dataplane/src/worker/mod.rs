@@ -205,7 +205,9 @@ impl Worker {
         }
     }
 
-    /// One pass over all queues; returns the frames taken.
+    /// One pass over all queues; returns the frames taken. A function of its own, by which
+    /// testing/budget counts instructions.
+    #[inline(never)]
     fn pass(&mut self) -> usize {
         if !self.tx.iter().any(LiveTx::waiting) && !self.taps.iter().any(|tap| tap.ready) {
             return 0;
@@ -313,7 +315,8 @@ impl Worker {
         only_kicks
     }
 
-    /// Carries out what control asked.
+    /// Carries out what control asked. A function of its own, at which testing/budget starts anew.
+    #[inline(never)]
     fn obey(&mut self) {
         for command in self.shared.mailbox.take() {
             match command {
