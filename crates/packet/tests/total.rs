@@ -79,8 +79,7 @@ fn checked() -> impl Strategy<Value = Checked> {
         |(kind, ecn, size, l3, l4, header_len)| Gso { kind, ecn, size, l3, l4, header_len },
     );
     let csum = (small(), small()).prop_map(|(start, offset)| Csum { start, offset });
-    (prop::option::of(csum), prop::option::of(gso))
-        .prop_map(|(csum, gso)| Checked { csum, gso })
+    (prop::option::of(csum), prop::option::of(gso)).prop_map(|(csum, gso)| Checked { csum, gso })
 }
 
 proptest! {
