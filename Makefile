@@ -21,7 +21,7 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
 	$(CARGO) test --workspace
 
-bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, half an hour)
+bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, 25 minutes)
 	target/release/hayate bench $(BENCH)
 
 bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options

@@ -18,7 +18,7 @@ const WARM_UP: Duration = Duration::from_millis(100);
 const SETTLE: Duration = Duration::from_millis(5);
 /// Length of a window, and of one at a rate: a switch that sleeps now and then needs longer to show.
 const FLOOD: Duration = Duration::from_millis(60);
-const PACED: Duration = Duration::from_millis(200);
+const PACED: Duration = Duration::from_millis(100);
 /// Round trips in a window, unless they take longer than this.
 const ROUND_TRIPS: usize = 4_000;
 const ROUND_TRIPS_END: Duration = Duration::from_millis(200);

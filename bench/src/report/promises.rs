@@ -9,8 +9,8 @@ use crate::sut::System;
 /// Windows that a figure needs, to be one.
 const WINDOWS: usize = 12;
 
-/// From this share of the time on a switch is saturated.
-const SATURATED: f64 = 95.0;
+/// A switch is saturated when the generator finds its TX ring full that often, in per cent.
+const SATURATED: f64 = 90.0;
 
 /// Which cells of a table, and which rows by what was measured.
 type Cells = fn(&Cell) -> bool;
@@ -82,7 +82,7 @@ fn promises() -> Vec<Promise> {
     let free: Rows = |row| !row.bound(System::Hayate);
     let bound: Rows = |row| row.bound(System::Hayate);
     let saturated: Rows =
-        |row| row.figure(System::Testpmd, |w| w.busy).is_some_and(|s| s.median >= SATURATED);
+        |row| row.figure(System::Testpmd, |w| Some(w.full)).is_some_and(|s| s.median >= SATURATED);
 
     let rate = |other| Over(Hayate, other, RATE);
     let table = Kind::Throughput;
