@@ -267,6 +267,7 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         queues: queues.collect(),
         polls: worker.polls,
         busy_polls: worker.busy_polls,
+        busy_us: worker.busy.as_micros() as u64,
         naps: worker.naps,
         sleeps: worker.sleeps,
         frames: worker.frames,

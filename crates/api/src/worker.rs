@@ -39,6 +39,8 @@ pub struct Worker {
     pub polls: u64,
     /// Of these, times it found something to do.
     pub busy_polls: u64,
+    /// Microseconds in which it had something to do, up to when it last had not.
+    pub busy_us: u64,
     /// Times it let frames gather for some microseconds.
     pub naps: u64,
     /// Times it went to sleep until it was notified.

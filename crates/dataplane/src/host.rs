@@ -282,6 +282,7 @@ impl Host {
             queues: worker.queues.lock().iter().map(|(port, q)| (name(*port), *q)).collect(),
             polls: worker.polls.get(),
             busy_polls: worker.busy_polls.get(),
+            busy: Duration::from_nanos(worker.busy_ns.get()),
             naps: worker.naps.get(),
             sleeps: worker.sleeps.get(),
             frames: worker.frames.get(),

@@ -162,6 +162,8 @@ pub struct WorkerStatus {
     pub polls: u64,
     /// Of these, passes that found a frame.
     pub busy_polls: u64,
+    /// How long it had something to do, up to when it last had not.
+    pub busy: Duration,
     /// Times it waited a little for frames to gather.
     pub naps: u64,
     /// Times it went to sleep until it was notified.

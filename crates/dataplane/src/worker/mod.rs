@@ -85,6 +85,7 @@ pub(crate) struct Shared {
     state: AtomicU8,
     pub(crate) polls: Counter,
     pub(crate) busy_polls: Counter,
+    pub(crate) busy_ns: Counter,
     pub(crate) naps: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) frames: Counter,
@@ -101,6 +102,7 @@ impl Shared {
             state: AtomicU8::new(WorkerState::Polling as u8),
             polls: Counter::default(),
             busy_polls: Counter::default(),
+            busy_ns: Counter::default(),
             naps: Counter::default(),
             sleeps: Counter::default(),
             frames: Counter::default(),
@@ -197,7 +199,9 @@ impl Worker {
                 continue;
             }
             looks = LOOKS / (1 + self.tx.len());
-            match self.pace.idle(self.now_ns()) {
+            let idle = self.pace.idle(self.now_ns());
+            self.shared.busy_ns.set(self.pace.busy_ns());
+            match idle {
                 Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
                 Idle::Sleep => self.sleep(),
