@@ -22,6 +22,7 @@ pub mod run;
 pub mod sched;
 pub mod stats;
 pub mod sut;
+pub mod wake;
 pub mod window;
 
 pub use options::Options;

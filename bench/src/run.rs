@@ -21,6 +21,7 @@ use crate::place::{Place, Probe};
 use crate::report::{Outcome, Report};
 use crate::sched::{Thread, Urgent};
 use crate::sut::{self, Rig, SutError, System, Topology, install};
+use crate::wake::WakeUp;
 use crate::window::{Taken, Watch, Window};
 
 /// Where guest memory begins.
@@ -104,6 +105,7 @@ struct Run<'a> {
     command: &'a str,
     interrupted: &'a AtomicBool,
     cells: Vec<Cell>,
+    wake: Option<WakeUp>,
     outcomes: BTreeMap<Cell, Vec<Outcome>>,
     progress: Progress,
 }
@@ -122,7 +124,9 @@ impl<'a> Run<'a> {
         for &system in &options.systems {
             install::install(system.packages(), &mut |text| progress.line(text))?;
         }
-        Ok(Run { options, command, interrupted, cells, outcomes: BTreeMap::new(), progress })
+        let wake = WakeUp::measure(options.cpus);
+        let outcomes = BTreeMap::new();
+        Ok(Run { options, command, interrupted, cells, wake, outcomes, progress })
     }
 
     fn measure(&mut self) -> Result<(), BenchError> {
@@ -207,7 +211,7 @@ impl<'a> Run<'a> {
         let of = |cell: &Cell| self.outcomes.get(cell).into_iter().flatten().cloned();
         let outcomes = self.cells.iter().flat_map(of).collect();
         let out = &self.options.out;
-        let report = Report::new(self.options, self.command, outcomes);
+        let report = Report::new(self.options, self.command, self.wake, outcomes);
         report.write(out).map_err(BenchError::io(format!("{}", out.display())))
     }
 }

@@ -20,6 +20,7 @@ use crate::options::Options;
 use crate::place::Regime;
 use crate::stats::{Summary, summary};
 use crate::sut::{self, System};
+use crate::wake::WakeUp;
 use crate::window::Window;
 
 /// From this share of its own limit on the generator is what limits.
@@ -110,6 +111,9 @@ pub struct Report {
     pub command: String,
     /// Where it ran.
     pub machine: Machine,
+    /// What being woken takes there.
+    #[serde(default)]
+    pub wake: Option<WakeUp>,
     /// What was compared.
     pub systems: Vec<Version>,
     /// What the guests did with frames, but in the table for that.
@@ -166,11 +170,17 @@ impl Row<'_> {
 impl Report {
     /// The report of a run.
     #[must_use]
-    pub fn new(options: &Options, command: &str, outcomes: Vec<Outcome>) -> Report {
+    pub fn new(
+        options: &Options,
+        command: &str,
+        wake: Option<WakeUp>,
+        outcomes: Vec<Outcome>,
+    ) -> Report {
         let version = |&system: &System| Version { system, version: sut::version(system) };
         Report {
             command: command.to_owned(),
             machine: Machine::this(options.cpus),
+            wake,
             systems: options.systems.iter().map(version).collect(),
             touch: options.touch,
             offloads: options.offloads,

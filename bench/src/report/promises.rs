@@ -35,6 +35,8 @@ enum Measure {
     Of(System, Figure),
     /// A system's figure divided by another's.
     Over(System, System, Figure),
+    /// hayate's idle share at the rate that a system reaches at most, in per cent.
+    IdleAt(System),
     /// hayate's figure divided by that of this cell of the same table.
     OverCell(Cells, Figure),
 }
@@ -58,10 +60,10 @@ impl Bound {
 /// All of them.
 fn promises() -> Vec<Promise> {
     use Bound::{AtLeast, AtMost};
-    use Measure::{Of, Over, OverCell};
+    use Measure::{IdleAt, Of, Over, OverCell};
     use Rings::{Packed, Split};
     use System::{Hayate, HayateLatency, Ovs, OvsSleep, Testpmd};
-    use figure::{CPU, CYCLES, IDLE, LOST, P50, P99, RATE};
+    use figure::{CPU, CYCLES, LOST, P50, P99, RATE};
 
     let of = |kind, rings, cells, text, measure, bound| Promise {
         text,
@@ -117,8 +119,8 @@ fn promises() -> Vec<Promise> {
                 Kind::Touch,
                 None,
                 all,
-                "idle where testpmd is saturated, %",
-                Of(Hayate, IDLE),
+                "idle at the rate at which testpmd is saturated, %",
+                IdleAt(Testpmd),
                 AtLeast(20.0),
             )
         },
@@ -240,6 +242,7 @@ impl Promise {
                     Measure::Of(system, figure) => {
                         row.figure(system, figure).map(|s| (s.median, s.n))
                     }
+                    Measure::IdleAt(system) => idle_at(row, system),
                     Measure::Over(one, other, figure) => over(row.of(one), row.of(other), figure),
                     Measure::OverCell(base, figure) => {
                         let base = table().find(|row| base(&row.cell));
@@ -254,6 +257,14 @@ impl Promise {
         }
         any.then_some(found)
     }
+}
+
+/// hayate's idle share at a system's rate: its work for each frame stays as it is when there are
+/// fewer.
+fn idle_at(row: &Row<'_>, system: System) -> Option<(f64, usize)> {
+    let (rate, windows) = over(row.of(system), row.of(System::Hayate), figure::RATE)?;
+    let idle = row.figure(System::Hayate, figure::IDLE)?.median;
+    Some((100.0 - (100.0 - idle) * rate, windows))
 }
 
 /// One outcome's figure divided by another's, and the windows of the one with fewer.
