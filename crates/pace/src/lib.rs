@@ -208,7 +208,7 @@ impl Pace {
             spin_loaded
         } else if self.nap(now).is_some() {
             0
-        } else if explores || later.saturating_sub(soon) >= ONE / 8 * 3 {
+        } else if explores || later.saturating_sub(soon) >= ONE / 4 {
             long
         } else if soon >= ONE / 4 {
             short
