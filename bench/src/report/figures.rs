@@ -172,6 +172,7 @@ fn color(system: System) -> RGBColor {
         System::Testpmd => RGBColor(0x00, 0x72, 0xb2),
         System::Ovs => RGBColor(0x00, 0x9e, 0x73),
         System::HayateLatency => RGBColor(0xe6, 0x9f, 0x00),
+        System::HayatePower => RGBColor(0xf0, 0xe4, 0x42),
         System::OvsSleep => RGBColor(0x56, 0xb4, 0xe9),
         System::Bridge => RGBColor(0xcc, 0x79, 0xa7),
         System::Limit => RGBColor(0x99, 0x99, 0x99),

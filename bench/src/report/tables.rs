@@ -106,7 +106,8 @@ fn about(kind: Kind) -> Option<&'static str> {
         ),
         Kind::Rtt => Some(
             "One frame in flight, 5 µs between one round trip and the next. `hayate` polls as it does \
-             by default (`balanced`), `hayate, latency` with `polling = \"latency\"`.",
+             by default (`balanced`), `hayate, latency` and `hayate, power` with these settings of \
+             `polling`.",
         ),
         Kind::Pings => Some("A frame there and back every 100 µs, as a ping does: 10 k a second."),
         Kind::Cpu => Some(

@@ -47,6 +47,8 @@ pub enum System {
     Hayate,
     /// hayate with `polling = "latency"`
     HayateLatency,
+    /// hayate with `polling = "power"`
+    HayatePower,
     /// dpdk-testpmd forwarding between pairs of vhost ports: neither parses nor looks up
     Testpmd,
     /// Open vSwitch with DPDK, as a MAC-learning switch
@@ -66,6 +68,7 @@ impl System {
         match self {
             System::Hayate => "hayate",
             System::HayateLatency => "hayate, latency",
+            System::HayatePower => "hayate, power",
             System::Testpmd => "dpdk-testpmd io",
             System::Ovs => "OVS-DPDK",
             System::OvsSleep => "OVS-DPDK, sleep",
@@ -78,7 +81,7 @@ impl System {
     #[must_use]
     pub fn packages(self) -> &'static [&'static str] {
         match self {
-            System::Hayate | System::HayateLatency | System::Limit => &[],
+            System::Hayate | System::HayateLatency | System::HayatePower | System::Limit => &[],
             System::Testpmd => &["dpdk"],
             System::Ovs | System::OvsSleep => &["openvswitch-switch-dpdk"],
             System::Bridge => &["iproute2"],
@@ -91,7 +94,7 @@ impl System {
         use Kind::{Cpu, Macs, Pings, Rtt, Sides, Throughput, VmLoopback};
         match self {
             System::Hayate | System::Testpmd | System::Ovs => true,
-            System::HayateLatency => cell.kind == Rtt,
+            System::HayateLatency | System::HayatePower => matches!(cell.kind, Rtt | Pings | Cpu),
             System::OvsSleep => matches!(cell.kind, Cpu | Pings | Sides),
             System::Bridge => matches!(cell.kind, Throughput | Rtt),
             // What is forwarded by a machine is nobody's frame; to it, machines are flows.
@@ -116,9 +119,9 @@ impl System {
     #[must_use]
     pub fn hugepages(self) -> u64 {
         match self {
-            System::Hayate | System::HayateLatency | System::Bridge | System::Limit => 0,
             System::Testpmd => 256,
             System::Ovs | System::OvsSleep => 512,
+            _ => 0,
         }
     }
 }
@@ -239,6 +242,7 @@ pub fn start(system: System, topology: &Topology, place: Place) -> Result<Rig, S
     match system {
         System::Hayate => hayate::start(topology, place, None).map(Rig::Switch),
         System::HayateLatency => hayate::start(topology, place, Some("latency")).map(Rig::Switch),
+        System::HayatePower => hayate::start(topology, place, Some("power")).map(Rig::Switch),
         System::Testpmd => testpmd::start(topology, place).map(Rig::Switch),
         System::Ovs => ovs::start(topology, place, 0).map(Rig::Switch),
         System::OvsSleep => ovs::start(topology, place, 100).map(Rig::Switch),
@@ -251,7 +255,9 @@ pub fn start(system: System, topology: &Topology, place: Place) -> Result<Rig, S
 #[must_use]
 pub fn version(system: System) -> String {
     match system {
-        System::Hayate | System::HayateLatency => env!("CARGO_PKG_VERSION").to_owned(),
+        System::Hayate | System::HayateLatency | System::HayatePower => {
+            env!("CARGO_PKG_VERSION").to_owned()
+        }
         System::Limit => String::new(),
         System::Testpmd | System::Ovs | System::OvsSleep | System::Bridge => {
             install::version(system.packages()).unwrap_or_else(|| "not installed".to_owned())
