@@ -40,12 +40,13 @@ const BOTH: [Both; 6] = [
 /// A counter of a worker: name, help, value.
 type OfWorker = (&'static str, &'static str, fn(&Worker) -> u64);
 
-const OF_WORKER: [OfWorker; 5] = [
+const OF_WORKER: [OfWorker; 6] = [
     ("worker_polls_total", "Times a worker looked at its queues.", |w| w.polls),
     ("worker_busy_polls_total", "Of these, times it found something.", |w| w.busy_polls),
     ("worker_naps_total", "Times a worker let frames gather.", |w| w.naps),
     ("worker_sleeps_total", "Times a worker went to sleep.", |w| w.sleeps),
     ("worker_frames_total", "Frames a worker took from ports.", |w| w.frames),
+    ("worker_busy_nanoseconds_total", "Time in which a worker had something to do.", |w| w.busy_ns),
 ];
 
 /// All counters as text.
@@ -59,6 +60,11 @@ pub(super) fn write(stats: &Stats) -> String {
         for worker in &stats.workers {
             family.sample(&[("worker", &worker.id.to_string())], value(worker));
         }
+    }
+    let help = "Queues a worker takes frames from.";
+    let mut queues = Family::new(&mut text, "worker_queues", "gauge", help);
+    for worker in &stats.workers {
+        queues.sample(&[("worker", &worker.id.to_string())], worker.queues.len() as u64);
     }
     let mut asleep = Family::new(&mut text, "worker_asleep", "gauge", "1 while a worker sleeps.");
     for worker in &stats.workers {
