@@ -93,7 +93,7 @@ impl Plane {
         polling: pace::Profile,
         balance: bool,
     ) -> Result<Self, PlaneError> {
-        let options = Options { cpus, polling, balance };
+        let options = Options { cpus, polling, balance, ..Options::default() };
         Ok(Self { host: Host::start(&options, tokio::runtime::Handle::current())? })
     }
 

@@ -10,6 +10,7 @@ mod load;
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU64;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -19,6 +20,7 @@ use pace::Profile;
 use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
 use switch::{DropReason, NetworkConfig, NetworkId, PortConfig, PortId, Switch};
+use sys::numa::Topology;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
@@ -161,11 +163,13 @@ impl Host {
         };
         let switch = Arc::new(Switch::new());
         let epoch = Instant::now();
+        let topology = topology(&options.topology);
         let mut workers = Vec::new();
         let mut threads = Vec::new();
         for (id, cpu) in (0u16..).zip(cpus) {
             let failed = |source| HostError::StartWorker { worker: id, source };
-            let shared = Arc::new(Shared::new(id, cpu, None).map_err(failed)?);
+            let node = cpu.and_then(|cpu| topology.as_ref()?.node_of(cpu));
+            let shared = Arc::new(Shared::new(id, cpu, node).map_err(failed)?);
             let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), options.polling, epoch);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
@@ -237,6 +241,7 @@ impl Host {
                 let wiring = vhost::config::Wiring {
                     switch: Arc::clone(&self.0.switch),
                     workers: Arc::clone(workers),
+                    numa: workers.iter().any(|worker| worker.node.is_some()),
                 };
                 let (port, listener) = vhost::config::create(id, spec, config, homes)?;
                 self.publish(|ports| ports.insert(Arc::clone(&port))).await?;
@@ -446,6 +451,17 @@ async fn maintain(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.switch.maintain(inner.now_ms());
         inner.look(&mut balancer);
+    }
+}
+
+/// The machine's NUMA nodes, if it has several.
+fn topology(root: &Path) -> Option<Topology> {
+    match Topology::read(root) {
+        Ok(topology) => Some(topology).filter(Topology::has_choice),
+        Err(error) => {
+            tracing::debug!(root = %root.display(), %error, "cannot read the NUMA nodes");
+            None
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pace::Profile;
 use switch::{NetworkId, VlanMode};
+use sys::numa::Topology;
 
 /// How the data plane runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,11 +17,18 @@ pub struct Options {
     pub polling: Profile,
     /// Whether queues move from a worker that has too much to do to one that has room.
     pub balance: bool,
+    /// Where the machine's NUMA nodes are described, as in `/sys/devices/system/node`.
+    pub topology: PathBuf,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { cpus: None, polling: Profile::default(), balance: true }
+        Self {
+            cpus: None,
+            polling: Profile::default(),
+            balance: true,
+            topology: Topology::ROOT.into(),
+        }
     }
 }
 

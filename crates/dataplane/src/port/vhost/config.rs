@@ -82,6 +82,8 @@ pub(crate) struct Made {
 pub(crate) struct Wiring {
     pub(crate) switch: Arc<Switch>,
     pub(crate) workers: Arc<Workers>,
+    /// Workers are on NUMA nodes, so it matters where a ring is.
+    pub(crate) numa: bool,
 }
 
 /// The running session task of a port.
@@ -270,7 +272,7 @@ impl Device for NetDevice {
             let faulted = false;
             let offloads = Offloads::from_host_features(features);
             let queue = queue.read_only();
-            let node = None;
+            let node = if self.wiring.numa { mem.node(config.desc) } else { None };
             let live = LiveTx {
                 port,
                 index,
