@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench bench-quick fuzz docs clean
+.PHONY: help setup build demo test budget lint bench bench-quick fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -20,6 +20,9 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
 	$(CARGO) test --workspace
+
+budget: setup build ## makes what is executed now the budget: testing/budget/instructions.toml
+	UPDATE_BUDGET=1 $(CARGO) test -q -p budget --test instructions
 
 bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, hours)
 	target/release/hayate bench $(BENCH)

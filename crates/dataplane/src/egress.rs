@@ -52,6 +52,7 @@ impl Open<'_> {
     fn close(mut self) {
         let Some(live) = self.live.as_mut() else { return };
         live.finish(&self.queue.counters);
+        self.queue.next.set(live.queue.entry());
         if live.mem.faulted() {
             *self.live = None;
             self.vhost.memory_vanished();
@@ -116,6 +117,8 @@ impl<'a> Egress<'a> {
             return Some(at);
         }
         let queue = vhost.rx.get(usize::from(index))?;
+        // Taking a lock waits for all that was loaded before: this goes on meanwhile.
+        queue.next.fetch();
         if self.open.is_full() {
             self.open.remove(0).close();
         }

@@ -492,17 +492,15 @@ fn spawn(
             tracing::warn!(%error, "naps may take longer than they should");
         }
         // Made here, so that its memory is of the node it runs on: what is touched first is.
-        let made = match Worker::new(shared, switch, polling, epoch) {
-            Ok(worker) => {
-                let _ = done.send(Ok(()));
-                worker
-            }
-            Err(error) => {
-                let _ = done.send(Err(error));
-                return;
-            }
+        let (worker, result) = match Worker::new(shared, &switch, polling, epoch) {
+            Ok(worker) => (Some(worker), Ok(())),
+            Err(error) => (None, Err(error)),
         };
-        made.run();
+        // Whoever waits for this waits until it comes.
+        let _ = done.send(result);
+        if let Some(worker) = worker {
+            worker.run();
+        }
     })?;
     match made.recv() {
         Ok(made) => made.map(|()| thread),

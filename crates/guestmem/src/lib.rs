@@ -27,12 +27,14 @@ const _: () = assert!(usize::BITS == 64);
 
 mod copy;
 mod fault;
+mod hint;
 mod memory;
 mod region;
 mod ring;
 mod slice;
 
 pub use fault::install_fault_handler;
+pub use hint::Hint;
 pub use memory::GuestMemory;
 pub use region::{MapError, RegionFile, RegionSpec};
 pub use ring::RingArea;

@@ -4,11 +4,13 @@
 // UNSAFETY: atomic accesses through a raw pointer into guest memory; every one is checked for
 // bounds and alignment first.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::GuestMemory;
+use crate::slice::GuestSlice;
 
 /// One part of a virtqueue (descriptor table, available ring, used ring, event structure) in guest
 /// memory.
@@ -43,6 +45,13 @@ impl RingArea {
         let slice = memory.slice(gpa, len)?;
         let (ptr, len) = (slice.ptr, slice.len());
         Some(RingArea { ptr, len, memory })
+    }
+
+    /// The bytes from `off` on, at most all.
+    #[inline(always)]
+    #[must_use]
+    pub fn slice(&self, off: usize) -> GuestSlice<'_> {
+        GuestSlice { ptr: self.ptr, len: self.len as u32, memory: PhantomData }.skip(off)
     }
 
     /// Length in bytes.

@@ -190,7 +190,9 @@ impl Pace {
         let Limits { spin: [short, long], spin_loaded, learns, .. } = self.limits;
         let [soon, later] = self.hits;
         let explores = !learns || self.periods.is_multiple_of(EXPLORE);
-        let spin = if self.load >= ONE / 4 {
+        // Frames that come fast gather well, and are worth a nap for longer.
+        let gathers = self.rate.saturating_mul(self.limits.nap) / 1_000_000_000 >= GATHER_MAX;
+        let spin = if self.load >= if gathers { ONE / 2 } else { ONE / 4 } {
             spin_loaded
         } else if self.nap(now).is_some() {
             0
@@ -232,7 +234,8 @@ impl Pace {
     fn learn(&mut self, planned: u64, gap: Option<u64>) {
         for (hits, limit) in self.hits.iter_mut().zip(self.limits.spin) {
             if planned >= limit && limit > 0 {
-                let hit = if gap.is_some_and(|gap| gap < limit) { ONE } else { 0 };
+                // Frames that come just in time will come just too late as well.
+                let hit = if gap.is_some_and(|gap| gap < limit - limit / 8) { ONE } else { 0 };
                 // Over some eight periods of those that were polled.
                 *hits = *hits - *hits / 8 + hit / 8;
             }

@@ -188,32 +188,26 @@ impl VirtioNetHdr {
         *to = self.to_bytes();
     }
 
+    /// The header asks for nothing: the frame is complete, and there is nothing to validate.
+    #[inline(always)]
+    pub const fn is_plain(&self) -> bool {
+        self.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 && self.gso_type == VIRTIO_NET_HDR_GSO_NONE
+    }
+
     /// Compares what the header claims with the frame: `frame_len` bytes without this header, of
     /// which `head` is the worker's copy of the beginning (all of it, or its first
     /// [`HEAD_MAX`] bytes).
     ///
     /// `allowed` is what the sender negotiated ([`Offloads::from_host_features`]).
-    #[inline]
     pub fn validate(
         &self,
         frame_len: usize,
         head: &[u8],
         allowed: Offloads,
     ) -> Result<Checked, BadOffload> {
-        if self.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 && self.gso_type == VIRTIO_NET_HDR_GSO_NONE
-        {
-            let data_valid = self.flags & VIRTIO_NET_HDR_F_DATA_VALID != 0;
-            return Ok(Checked { csum: None, gso: None, data_valid });
+        if self.is_plain() {
+            return Ok(Checked::PLAIN);
         }
-        self.validate_offload(frame_len, head, allowed)
-    }
-
-    fn validate_offload(
-        &self,
-        frame_len: usize,
-        head: &[u8],
-        allowed: Offloads,
-    ) -> Result<Checked, BadOffload> {
         if self.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM == 0 {
             return Err(BadOffload::GsoWithoutChecksum);
         }
@@ -223,7 +217,7 @@ impl VirtioNetHdr {
             VIRTIO_NET_HDR_GSO_NONE => None,
             _ => Some(self.check_gso(frame_len, head, ip.as_ref())?),
         };
-        let checked = Checked { csum: Some(csum), gso, data_valid: false };
+        let checked = Checked { csum: Some(csum), gso };
         if !allowed.contains(checked.needs()) {
             return Err(BadOffload::NotNegotiated);
         }
@@ -398,13 +392,11 @@ pub struct Checked {
     pub csum: Option<Csum>,
     /// The frame is to be segmented; then `csum` is that of its transport header.
     pub gso: Option<Gso>,
-    /// The header said `DATA_VALID`. Believe it of the host's kernel, never of a guest.
-    pub data_valid: bool,
 }
 
 impl Checked {
     /// A frame without offloads.
-    pub const PLAIN: Self = Self { csum: None, gso: None, data_valid: false };
+    pub const PLAIN: Self = Self { csum: None, gso: None };
 
     /// Nothing is left to be done to the frame.
     #[inline(always)]

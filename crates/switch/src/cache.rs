@@ -60,7 +60,7 @@ impl Cache {
 
     /// The verdict on a frame that came in at `in_port`, of which `head` is the beginning (18
     /// bytes are enough) and `now_ms` the time. Learns its source.
-    #[inline]
+    #[inline(always)]
     pub fn lookup(
         &mut self,
         snapshot: &Snapshot,
@@ -87,11 +87,7 @@ impl Cache {
             }
         }
         self.misses += 1;
-        let decision = snapshot.decide(in_port, head, now_ms);
-        if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict)) {
-            remember(entries, Entry { key, generation, verdict, stamp: stamp as u32 });
-        }
-        decision.verdict
+        decide(entries, key, generation, snapshot, in_port, head, now_ms)
     }
 
     /// Look-ups answered from memory, and those worked out, since the cache was made.
@@ -104,6 +100,24 @@ impl Default for Cache {
     fn default() -> Self {
         Self::new(Self::ENTRIES_DEFAULT)
     }
+}
+
+/// Works a verdict out and remembers it.
+#[inline(never)]
+fn decide(
+    entries: &mut [Entry; 2],
+    key: Key,
+    generation: u64,
+    snapshot: &Snapshot,
+    in_port: PortId,
+    head: &[u8],
+    now_ms: u64,
+) -> Verdict {
+    let decision = snapshot.decide(in_port, head, now_ms);
+    if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict)) {
+        remember(entries, Entry { key, generation, verdict, stamp: stamp as u32 });
+    }
+    decision.verdict
 }
 
 /// The same key's place first, or else the older of the two.

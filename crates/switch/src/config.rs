@@ -75,7 +75,7 @@ pub enum SwitchError {
 /// The switch: see the crate.
 #[derive(Debug)]
 pub struct Switch {
-    config: ArcSwap<Config>,
+    config: Arc<ArcSwap<Snapshot>>,
     generations: Arc<AtomicU64>,
     control: Mutex<Control>,
 }
@@ -87,8 +87,9 @@ struct Control {
     next_network: usize,
 }
 
+/// The configuration at one time. A worker keeps to one for a burst.
 #[derive(Clone, Debug, Default)]
-struct Config {
+pub struct Snapshot {
     version: u64,
     ports: Vec<Option<Port>>,
     networks: Vec<Option<Arc<Network>>>,
@@ -115,9 +116,17 @@ struct Network {
     wide: Box<[(PortId, VlanMode)]>,
 }
 
-/// The configuration as it was when a burst began. Cheap; take one per burst and drop it after.
+/// A worker's way to the configuration: costs a comparison while that stays the same.
 #[derive(Debug)]
-pub struct Snapshot(arc_swap::Guard<Arc<Config>>);
+pub struct Reader(arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>);
+
+impl Reader {
+    /// The configuration now.
+    #[inline]
+    pub fn snapshot(&mut self) -> &Snapshot {
+        self.0.load()
+    }
+}
 
 /// A verdict, and whether and since when it may be remembered.
 pub(crate) struct Decision {
@@ -146,17 +155,19 @@ impl Switch {
 
     /// Without networks.
     pub fn new() -> Self {
-        Self {
-            config: ArcSwap::from_pointee(Config::default()),
-            generations: Arc::default(),
-            control: Mutex::default(),
-        }
+        Self { config: Arc::default(), generations: Arc::default(), control: Mutex::default() }
     }
 
     /// The configuration now.
     #[inline]
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot(self.config.load())
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.config.load_full()
+    }
+
+    /// The same for a worker, which asks again and again.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader(arc_swap::Cache::new(Arc::clone(&self.config)))
     }
 
     /// A number that grows whenever something changed that can change a verdict.
@@ -327,8 +338,8 @@ impl Switch {
         Ok(Arc::clone(&network.fdb))
     }
 
-    fn next_config(&self) -> Config {
-        let mut config = Config::clone(&self.config.load());
+    fn next_config(&self) -> Snapshot {
+        let mut config = Snapshot::clone(&self.config.load());
         config.version += 1;
         config
     }
@@ -350,7 +361,7 @@ impl Switch {
 
     /// Puts a port into its place (or nothing) and the configuration into force: first workers can
     /// see it, then what the old one learned goes, then what they remember of it counts no more.
-    fn publish(&self, mut config: Config, id: PortId, port: Option<Port>) {
+    fn publish(&self, mut config: Snapshot, id: PortId, port: Option<Port>) {
         let Some(place) = config.ports.get_mut(id.index()) else { return };
         let shared = port.as_ref().map(|port| Arc::clone(&port.shared));
         let old = std::mem::replace(place, port);
@@ -362,8 +373,9 @@ impl Switch {
     }
 }
 
-impl Config {
-    fn port(&self, id: PortId) -> Option<&Port> {
+impl Snapshot {
+    #[inline]
+    pub(crate) fn port(&self, id: PortId) -> Option<&Port> {
         self.ports.get(id.index())?.as_ref()
     }
 
@@ -395,13 +407,6 @@ impl Config {
             *place = Some(Arc::new(network));
         }
     }
-}
-
-impl Snapshot {
-    #[inline]
-    pub(crate) fn port(&self, id: PortId) -> Option<&Port> {
-        self.0.port(id)
-    }
 
     /// The verdict on a frame, worked out in full; learns its source. What [`crate::Cache`] does
     /// when it does not remember.
@@ -413,7 +418,7 @@ impl Snapshot {
     #[inline]
     pub fn flood(&self, flood: Flood) -> FloodMembers<'_> {
         let Flood { in_port, class } = flood;
-        let network = self.port(in_port).and_then(|port| self.0.network(port.network));
+        let network = self.port(in_port).and_then(|port| self.network(port.network));
         let (narrow, wide) = network.map_or((&[][..], &[][..]), |n| (&n.narrow[..], &n.wide[..]));
         let from = narrow.partition_point(|(vid, _)| *vid < class.fid);
         let narrow = narrow.get(from..).unwrap_or_default();
@@ -458,8 +463,7 @@ impl Snapshot {
                 Observed::Refused => Some(now_ms),
                 Observed::Again => None,
             };
-            let latest =
-                self.0.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));
+            let latest = self.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));
             return Decision { verdict, remember: remember.filter(|_| latest) };
         }
         let flood = Flood { in_port, class };

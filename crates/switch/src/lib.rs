@@ -53,7 +53,7 @@ mod vlan;
 
 pub use cache::Cache;
 pub use config::{
-    FloodMember, FloodMembers, NetworkConfig, PortConfig, Snapshot, Switch, SwitchError,
+    FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch, SwitchError,
 };
 pub use fdb::{FdbEntry, NetworkStats};
 pub use packet::{Mac, Tci, VlanEdit};

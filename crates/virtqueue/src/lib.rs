@@ -17,6 +17,7 @@
 //! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike.
 
 mod chain;
+mod count;
 mod desc;
 mod fault;
 mod indirect;
@@ -229,6 +230,12 @@ impl Queue {
     #[inline(always)]
     pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
         on!(self, q => q.peek(mem, ahead))
+    }
+
+    /// The place in the ring that the next pop reads first, to have it fetched early.
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        on!(self, q => q.entry())
     }
 
     /// Whether a pop would find something: one load, nothing checked.

@@ -32,57 +32,72 @@ const EVENT_DESC: u32 = 2;
 const WRAP: u16 = 1 << 15;
 
 /// A place in the ring: a slot, and the marks that descriptors made available in this lap carry.
+///
+/// One word, stored and loaded as a whole: see [`crate::count`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Cursor {
-    index: u16,
-    /// [`AVAIL`] with wrap counter 1, [`USED`] with 0.
-    mark: u16,
-}
+struct Cursor(u32);
 
 impl Cursor {
+    #[inline]
+    fn new(index: u16, mark: u16) -> Self {
+        Self(u32::from(index) | u32::from(mark) << 16)
+    }
+
+    #[inline]
     fn from_bits(bits: u16) -> Self {
-        Self { index: bits & !WRAP, mark: if bits & WRAP != 0 { AVAIL } else { USED } }
+        Self::new(bits & !WRAP, if bits & WRAP != 0 { AVAIL } else { USED })
     }
 
     #[inline]
     fn bits(self) -> u16 {
         // AVAIL, which is set with wrap counter 1, is bit 7.
-        self.index | (self.mark & AVAIL) << 8
+        self.index() | (self.mark() & AVAIL) << 8
+    }
+
+    #[inline]
+    fn index(self) -> u16 {
+        self.0 as u16
+    }
+
+    /// [`AVAIL`] with wrap counter 1, [`USED`] with 0.
+    #[inline]
+    fn mark(self) -> u16 {
+        (self.0 >> 16) as u16
     }
 
     #[inline]
     fn wrap(self) -> bool {
-        self.mark == AVAIL
+        self.mark() == AVAIL
     }
 
     #[inline]
     fn offset(self) -> usize {
-        usize::from(self.index) * DESC_SIZE
+        usize::from(self.index()) * DESC_SIZE
     }
 
     /// `count` slots on, at most one lap.
     #[inline]
     fn advanced(self, count: u16, size: u16) -> Self {
-        let index = self.index + count;
+        let index = self.index() + count;
         if index >= size {
-            Self { index: index - size, mark: self.mark ^ MARKS }
+            Self::new(index - size, self.mark() ^ MARKS)
         } else {
-            Self { index, mark: self.mark }
+            Self::new(index, self.mark())
         }
     }
 
     /// The slot before.
     fn preceding(self, size: u16) -> Self {
-        match self.index.checked_sub(1) {
-            Some(index) => Self { index, ..self },
-            None => Self { index: size - 1, mark: self.mark ^ MARKS },
+        match self.index().checked_sub(1) {
+            Some(index) => Self::new(index, self.mark()),
+            None => Self::new(size - 1, self.mark() ^ MARKS),
         }
     }
 
     /// Whether flags are those of a descriptor made available in this lap.
     #[inline]
     fn is_available(self, flags: u16) -> bool {
-        flags & MARKS == self.mark
+        flags & MARKS == self.mark()
     }
 
     /// Flags of a descriptor used in this lap.
@@ -131,7 +146,7 @@ impl PackedQueue {
         let driver = area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
         let device = area(cfg.used, 4, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
         let base = last_used(cfg.base);
-        if base.index >= size {
+        if base.index() >= size {
             return Err(GuestFault::Base { base: cfg.base, size });
         }
         let mut queue = Self {
@@ -161,7 +176,7 @@ impl PackedQueue {
             return Ok(Next::Empty);
         }
         if self.is_full() {
-            return Err(GuestFault::RingOverrun { index: self.avail.index });
+            return Err(GuestFault::RingOverrun { index: self.avail.index() });
         }
         // The flags are those of the load above: the body is read after them and without them.
         let desc = Descriptor { flags, ..self.load(self.avail) };
@@ -184,6 +199,12 @@ impl PackedQueue {
         if at.is_available(desc.flags) { desc.peek(mem) } else { None }
     }
 
+    /// See [`crate::Queue::entry`].
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        self.ring.slice(self.avail.offset())
+    }
+
     /// Takes the chain of several descriptors that [`Self::next`] found.
     pub(crate) fn pop_chain<'m>(
         &mut self,
@@ -192,7 +213,7 @@ impl PackedQueue {
     ) -> Result<(), GuestFault> {
         let desc = self.load(self.avail);
         if !self.avail.is_available(desc.flags) {
-            return Err(GuestFault::NotAvailable { index: self.avail.index });
+            return Err(GuestFault::NotAvailable { index: self.avail.index() });
         }
         self.walk(mem, chain, desc)?;
         self.avail = self.avail.advanced(chain.descs, self.size);
@@ -202,7 +223,7 @@ impl PackedQueue {
     /// Every slot is in the device's hands: the cursors are one lap apart.
     #[inline]
     fn is_full(&self) -> bool {
-        self.avail.index == self.used.index && self.avail.mark != self.used.mark
+        self.avail.index() == self.used.index() && self.avail.mark() != self.used.mark()
     }
 
     #[inline]
@@ -234,12 +255,12 @@ impl PackedQueue {
                 return Ok(());
             }
             at = at.advanced(1, self.size);
-            if at.index == self.used.index {
+            if at.index() == self.used.index() {
                 return Err(GuestFault::ChainTooLong);
             }
             desc = self.load(at);
             if !at.is_available(desc.flags) {
-                return Err(GuestFault::NotAvailable { index: at.index });
+                return Err(GuestFault::NotAvailable { index: at.index() });
             }
             if desc.has(INDIRECT) {
                 return Err(GuestFault::IndirectInChain);
@@ -324,7 +345,7 @@ impl PackedQueue {
         let before = Cursor::from_bits(first.position);
         let mut witness = Cursor::from_bits(last.position);
         let mut word = used_word(&last);
-        if witness.mark != self.used.mark && self.used.index != 0 {
+        if witness.mark() != self.used.mark() && self.used.index() != 0 {
             // A chain that goes over the end of the ring is known by its last slot: the first one
             // is of another lap than the position.
             witness = self.used.preceding(self.size);
@@ -389,7 +410,7 @@ impl PackedQueue {
         let event = Cursor::from_bits(event);
         // Positions on a circle of two laps, which is how long a wrap counter tells them apart; the
         // event is 1 to 2 * size of them behind. A count beyond that went over everything.
-        let line = |c: Cursor| u64::from(c.index) + if c.wrap() { size } else { 0 };
+        let line = |c: Cursor| u64::from(c.index()) + if c.wrap() { size } else { 0 };
         let behind = (line(self.used) + 2 * size - 1).wrapping_sub(line(event)) % (2 * size) + 1;
         behind <= done
     }

@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use guestmem::{GuestMemory, GuestSlice, RingArea};
 
 use crate::chain::buffer;
+use crate::count::Count;
 use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, WRITE, table_entry};
 use crate::indirect::table;
 use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
@@ -33,11 +34,11 @@ pub struct SplitQueue {
     event_idx: bool,
     indirect: bool,
     /// The next avail entry to pop.
-    next_avail: u16,
+    next_avail: Count,
     /// The avail index as last read: entries before it need no further look at it.
-    seen_avail: u16,
+    seen_avail: Count,
     /// The next used entry to write.
-    next_used: u16,
+    next_used: Count,
     /// Chains completed since the last notification decision.
     unsignalled: u64,
 }
@@ -68,9 +69,9 @@ impl SplitQueue {
             mask: size - 1,
             event_idx: cfg.event_idx,
             indirect: cfg.indirect,
-            next_avail: position,
-            seen_avail: position,
-            next_used: position,
+            next_avail: Count::new(position),
+            seen_avail: Count::new(position),
+            next_used: Count::new(position),
             unsignalled: FORCE,
         };
         queue.enable_kicks();
@@ -80,10 +81,10 @@ impl SplitQueue {
     /// See [`crate::Queue::next`].
     #[inline(always)]
     pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
-        if self.next_avail == self.seen_avail && !self.look()? {
+        if self.next_avail.get() == self.seen_avail.get() && !self.look()? {
             return Ok(Next::Empty);
         }
-        let slot = usize::from(self.next_avail & self.mask);
+        let slot = usize::from(self.next_avail.get() & self.mask);
         let head = self.avail.load_u16(RING + 2 * slot);
         if head > self.mask {
             return Err(GuestFault::HeadIndex { head, size: self.size() });
@@ -93,19 +94,25 @@ impl SplitQueue {
             return Ok(Next::Chain);
         }
         let buffer = buffer(mem, &desc)?;
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.next_avail.step();
         Ok(Next::One { buffer, id: head, writable: desc.has(WRITE) })
     }
 
     /// See [`crate::Queue::peek`].
     #[inline(always)]
     pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
-        if self.seen_avail.wrapping_sub(self.next_avail) <= ahead {
+        if self.seen_avail.get().wrapping_sub(self.next_avail.get()) <= ahead {
             return None;
         }
-        let slot = usize::from(self.next_avail.wrapping_add(ahead) & self.mask);
+        let slot = usize::from(self.next_avail.get().wrapping_add(ahead) & self.mask);
         let head = self.avail.load_u16(RING + 2 * slot);
         if head <= self.mask { self.load(head).peek(mem) } else { None }
+    }
+
+    /// See [`crate::Queue::entry`].
+    #[inline]
+    pub fn entry(&self) -> GuestSlice<'_> {
+        self.avail.slice(RING + 2 * usize::from(self.next_avail.get() & self.mask))
     }
 
     /// Takes the chain of several descriptors that [`Self::next`] found.
@@ -114,13 +121,13 @@ impl SplitQueue {
         mem: &'m GuestMemory,
         chain: &mut Chain<'m>,
     ) -> Result<(), GuestFault> {
-        let slot = usize::from(self.next_avail & self.mask);
+        let slot = usize::from(self.next_avail.get() & self.mask);
         let head = self.avail.load_u16(RING + 2 * slot);
         if head > self.mask {
             return Err(GuestFault::HeadIndex { head, size: self.size() });
         }
         self.walk(mem, chain, head, self.load(head))?;
-        self.next_avail = self.next_avail.wrapping_add(1);
+        self.next_avail.step();
         Ok(())
     }
 
@@ -128,14 +135,14 @@ impl SplitQueue {
     #[inline]
     fn look(&mut self) -> Result<bool, GuestFault> {
         let index = self.avail.load_u16_acquire(IDX);
-        if index == self.next_avail {
+        if index == self.next_avail.get() {
             return Ok(false);
         }
         // Counted from the used index: the chains in our hands occupy the ring too.
-        if index.wrapping_sub(self.next_used) > self.size() {
-            return Err(GuestFault::AvailIndex { index, used: self.next_used });
+        if index.wrapping_sub(self.next_used.get()) > self.size() {
+            return Err(GuestFault::AvailIndex { index, used: self.next_used.get() });
         }
-        self.seen_avail = index;
+        self.seen_avail = Count::new(index);
         Ok(true)
     }
 
@@ -210,13 +217,13 @@ impl SplitQueue {
     /// See [`crate::Queue::position`].
     #[inline]
     pub fn position(&self) -> Position {
-        Position(self.next_avail)
+        Position(self.next_avail.get())
     }
 
     /// See [`crate::Queue::rewind`].
     #[inline]
     pub fn rewind(&mut self, position: Position) {
-        self.next_avail = position.0;
+        self.next_avail = Count::new(position.0);
     }
 
     /// See [`crate::Queue::complete`].
@@ -224,10 +231,10 @@ impl SplitQueue {
     pub fn complete(&mut self, used: &[Used]) {
         for one in used {
             // Two stores: the ring is only 4-aligned, and nothing is visible before publish.
-            let entry = RING + 8 * usize::from(self.next_used & self.mask);
+            let entry = RING + 8 * usize::from(self.next_used.get() & self.mask);
             self.used.store_u32(entry, u32::from(one.id));
             self.used.store_u32(entry + 4, one.len);
-            self.next_used = self.next_used.wrapping_add(1);
+            self.next_used.step();
         }
         self.unsignalled += used.len() as u64;
     }
@@ -235,7 +242,7 @@ impl SplitQueue {
     /// See [`crate::Queue::publish`].
     #[inline]
     pub fn publish(&mut self) {
-        self.used.store_u16_release(IDX, self.next_used);
+        self.used.store_u16_release(IDX, self.next_used.get());
     }
 
     /// See [`crate::Queue::should_notify`].
@@ -253,14 +260,15 @@ impl SplitQueue {
         let event = self.avail.load_u16(RING + 2 * usize::from(self.mask) + 2);
         // Did the index pass `event` with the last `done` chains? More than a whole turn always
         // did, and so the value that stands for "just started".
-        let past = self.next_used.wrapping_sub(event).wrapping_sub(1);
+        let past = self.next_used.get().wrapping_sub(event).wrapping_sub(1);
         u64::from(past) < done
     }
 
     /// See [`crate::Queue::has_available`].
     #[inline]
     pub fn has_available(&self) -> bool {
-        self.next_avail != self.seen_avail || self.avail.load_u16(IDX) != self.next_avail
+        self.next_avail.get() != self.seen_avail.get()
+            || self.avail.load_u16(IDX) != self.next_avail.get()
     }
 
     /// See [`crate::Queue::enable_kicks`].
@@ -268,7 +276,7 @@ impl SplitQueue {
         // With event-idx the flags are always to be 0 (2.7.10.1); a predecessor may have differed.
         self.used.store_u16(0, 0);
         if self.event_idx {
-            self.store_avail_event(self.next_avail);
+            self.store_avail_event(self.next_avail.get());
         }
         fence(Ordering::SeqCst);
         self.has_available()
@@ -279,7 +287,7 @@ impl SplitQueue {
         if self.event_idx {
             // There is no "never": an entry so far behind that the driver, even if it is late with
             // its decision, is past it.
-            self.store_avail_event(self.next_avail.wrapping_sub(self.size()).wrapping_sub(1));
+            self.store_avail_event(self.next_avail.get().wrapping_sub(self.size()).wrapping_sub(1));
         } else {
             self.used.store_u16(0, NO_NOTIFY);
         }
@@ -291,7 +299,7 @@ impl SplitQueue {
 
     /// See [`crate::Queue::base`].
     pub fn base(&self) -> u32 {
-        u32::from(self.next_avail)
+        u32::from(self.next_avail.get())
     }
 }
 

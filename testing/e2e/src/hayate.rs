@@ -17,6 +17,8 @@ pub struct Hayate {
     binary: PathBuf,
     dir: Dir,
     options: Vec<String>,
+    /// A program that runs the daemon, with its arguments; empty: none.
+    under: Vec<String>,
     process: Option<Process>,
     lasting: bool,
 }
@@ -56,8 +58,16 @@ impl Hayate {
     /// # Errors
     /// When there is no binary, or it does not answer within 20 s.
     pub fn start(options: &[&str]) -> Result<Self> {
+        Self::start_under(&[], options)
+    }
+
+    /// As [`Hayate::start`], run by another program: `under` is its name and arguments (valgrind).
+    ///
+    /// # Errors
+    /// As [`Hayate::start`].
+    pub fn start_under(under: &[&str], options: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("hayate-e2e-").tempdir()?;
-        Self::start_in(Dir::Temporary(dir), options, false)
+        Self::start_in(Dir::Temporary(dir), under, options, false)
     }
 
     /// Starts a daemon in this run directory that may outlive this program.
@@ -65,12 +75,13 @@ impl Hayate {
     /// # Errors
     /// As [`Hayate::start`].
     pub fn start_lasting(run_dir: &Path, options: &[&str]) -> Result<Self> {
-        Self::start_in(Dir::Given(run_dir.into()), options, true)
+        Self::start_in(Dir::Given(run_dir.into()), &[], options, true)
     }
 
-    fn start_in(dir: Dir, options: &[&str], lasting: bool) -> Result<Self> {
-        let options = options.iter().map(|&s| s.into()).collect();
-        let mut h = Self { binary: assets::hayate()?, dir, options, process: None, lasting };
+    fn start_in(dir: Dir, under: &[&str], options: &[&str], lasting: bool) -> Result<Self> {
+        let [under, options] =
+            [under, options].map(|args| args.iter().map(|&s| s.into()).collect());
+        let mut h = Self { binary: assets::hayate()?, dir, options, under, process: None, lasting };
         h.launch()?;
         Ok(h)
     }
@@ -106,7 +117,8 @@ impl Hayate {
     /// # Errors
     /// When it does not within 20 s.
     pub fn launch(&mut self) -> Result<()> {
-        let mut argv = argv![self.binary.display(), "daemon", "--run-dir", self.dir().display()];
+        let mut argv = self.under.clone();
+        argv.extend(argv![self.binary.display(), "daemon", "--run-dir", self.dir().display()]);
         argv.extend(self.options.iter().cloned());
         let mut process = if self.lasting {
             Process::start_lasting("hayate daemon", &argv, &self.log())?

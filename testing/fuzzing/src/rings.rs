@@ -152,8 +152,12 @@ impl<'m> Run<'m> {
         }
         assert_eq!(self.queue.has_available(), self.reference.has_available());
         // Hints, with whatever stands in the ring.
-        self.queue.prefetch(self.mem, 0, 0);
-        self.queue.prefetch(self.mem, 5, 12);
+        for ahead in [0, 5] {
+            if let Some(buffer) = self.queue.peek(self.mem, ahead) {
+                buffer.prefetch_read();
+                buffer.skip(12).prefetch_write();
+            }
+        }
     }
 
     fn pop(&mut self) {

@@ -1,7 +1,7 @@
 //! One frame from where it came in to where it goes: check, look up, edit, send.
 
 use packet::eth::ETH_HLEN;
-use packet::{Head, Offloads, VirtioNetHdr, VlanEdit};
+use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
 use switch::{Cache, DropReason, Flood, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
@@ -49,13 +49,9 @@ impl Lookup<'_> {
         len: usize,
         egress: &mut Egress<'_>,
     ) {
-        let reason = match header.validate(len, head.bytes(), sender.offloads) {
-            _ if len < ETH_HLEN => DropReason::Runt,
-            _ if len > FRAME_MAX => DropReason::FrameTooBig,
-            Err(_) => DropReason::BadOffload,
-            Ok(offload) => {
-                let mut frame = Frame { head, offload, body, len };
-                sender.counters.gso_frames.add(u64::from(offload.gso.is_some()));
+        let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
+        let reason = match accept(&mut frame, &header, sender) {
+            Ok(()) => {
                 let (id, now) = (sender.port.id, self.now_ms);
                 match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
                     Verdict::Forward { port: to, edit } => {
@@ -67,6 +63,7 @@ impl Lookup<'_> {
                     Verdict::Drop(reason) => reason,
                 }
             }
+            Err(reason) => reason,
         };
         sender.counters.drop(reason, 1);
     }
@@ -97,6 +94,27 @@ impl Lookup<'_> {
             n => sender.counters.flood_copies.add(n - 1),
         }
     }
+}
+
+/// Checks the length of a frame, and what its header claims.
+#[inline(always)]
+fn accept(
+    frame: &mut Frame<'_, '_>,
+    header: &VirtioNetHdr,
+    sender: &Sender<'_>,
+) -> Result<(), DropReason> {
+    if frame.len < ETH_HLEN {
+        return Err(DropReason::Runt);
+    }
+    if frame.len > FRAME_MAX {
+        return Err(DropReason::FrameTooBig);
+    }
+    if !header.is_plain() {
+        let checked = header.validate(frame.len, frame.head.bytes(), sender.offloads);
+        frame.offload = checked.map_err(|_| DropReason::BadOffload)?;
+        sender.counters.gso_frames.add(u64::from(frame.offload.gso.is_some()));
+    }
+    Ok(())
 }
 
 /// Changes the frame's VLAN tag as the verdict says.

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use pace::{Idle, Pace, Profile};
 use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
-use switch::{Cache, Switch};
+use switch::{Cache, Reader, Switch};
 use sys::EventFd;
 use tokio::sync::oneshot;
 
@@ -42,8 +42,13 @@ use meter::Meter;
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
-/// Passes between two looks at the TAP descriptors and the clock while busy.
+/// Turns between two looks at the TAP descriptors: passes that found something, and looks at the
+/// clock.
 const HOUSEKEEPING: u32 = 32;
+
+/// Looks at queues between two looks at the clock while there is nothing: the clock takes ten times
+/// as long as a ring, and a frame that comes meanwhile waits for it.
+const LOOKS: usize = 16;
 
 /// How long a worker sleeps at most while it serves a guest that cannot kick.
 const SILENT_NAP: Duration = Duration::from_micros(100);
@@ -122,7 +127,7 @@ impl Shared {
 /// One worker: everything its thread owns.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
-    switch: Arc<Switch>,
+    switch: Reader,
     ports: Arc<PortMap>,
     tx: Vec<LiveTx>,
     taps: Vec<TapTx>,
@@ -148,7 +153,7 @@ impl Worker {
     /// A worker with no queues. `epoch` is when its clock, shared with all others, is zero.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        switch: Arc<Switch>,
+        switch: &Switch,
         polling: Profile,
         epoch: Instant,
     ) -> std::io::Result<Self> {
@@ -156,7 +161,7 @@ impl Worker {
         let now = epoch.elapsed().as_nanos() as u64;
         Ok(Self {
             shared,
-            switch,
+            switch: switch.reader(),
             ports: Arc::default(),
             tx: Vec::new(),
             taps: Vec::new(),
@@ -178,7 +183,7 @@ impl Worker {
 
     /// Works until told to end.
     pub(crate) fn run(mut self) {
-        let mut passes = 0u32;
+        let (mut turns, mut looks) = (0u32, 0);
         loop {
             if self.shared.mailbox.pending() {
                 self.obey();
@@ -186,43 +191,54 @@ impl Worker {
                     return;
                 }
             }
-            if passes.is_multiple_of(HOUSEKEEPING) {
+            if turns.is_multiple_of(HOUSEKEEPING) {
                 self.tick(Instant::now());
                 self.look_at_taps();
             }
-            passes = passes.wrapping_add(1);
             let frames = self.pass();
             self.shared.polls.add(1);
+            if frames == 0 && looks > 0 {
+                looks -= 1;
+                continue;
+            }
+            turns = turns.wrapping_add(1);
             if frames > 0 {
+                looks = 0;
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
                 self.pace.busy(frames);
                 self.meter.busy();
                 continue;
             }
+            looks = LOOKS / (1 + self.tx.len());
             let now = self.now_ns();
             self.meter.idle(now, &self.shared.busy_ns);
             match self.pace.idle(now) {
-                Idle::Poll => std::hint::spin_loop(),
+                Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
                 Idle::Sleep => self.sleep(),
             }
         }
     }
 
-    /// One pass over all queues; returns the frames taken.
+    /// One pass over all queues; returns the frames taken. A function of its own, by which
+    /// testing/budget counts instructions.
+    #[inline(never)]
     fn pass(&mut self) -> usize {
+        if !self.tx.iter().any(LiveTx::waiting) && !self.taps.iter().any(|tap| tap.ready) {
+            return 0;
+        }
         let Self { switch, ports, tx, taps, cache, scratch, now_ms, .. } = self;
         let Scratch { head, flood, workshop } = scratch;
         let snapshot = switch.snapshot();
         let mut frames = 0;
         for queue in tx.iter_mut() {
-            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
             let egress = Egress::new(ports, workshop);
             frames += queue.burst(&mut Forward { lookup, head, egress });
         }
         for tap in taps.iter_mut() {
-            let lookup = Lookup { switch: &snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
             let egress = Egress::new(ports, workshop);
             frames += tap.burst(&mut Forward { lookup, head, egress });
         }
@@ -317,7 +333,8 @@ impl Worker {
         only_kicks
     }
 
-    /// Carries out what control asked.
+    /// Carries out what control asked. A function of its own, at which testing/budget starts anew.
+    #[inline(never)]
     fn obey(&mut self) {
         for command in self.shared.mailbox.take() {
             match command {
@@ -345,7 +362,7 @@ impl Worker {
         let snapshot = self.switch.snapshot();
         let Scratch { head, flood, workshop } = &mut self.scratch;
         let cache = &mut self.cache;
-        let mut lookup = Lookup { switch: &snapshot, cache, now_ms: self.now_ms, flood };
+        let mut lookup = Lookup { switch: snapshot, cache, now_ms: self.now_ms, flood };
         let skip = fill_local(head, bytes, 0);
         let body = Body::Local(bytes.get(skip..).unwrap_or_default());
         counters.frames.add(1);

@@ -53,7 +53,7 @@ impl PackedQueue {
     }
 
     fn cursor(&self, bits: u16) -> Option<Cursor> {
-        Some(Cursor::from_bits(bits)).filter(|cursor| cursor.index < self.size)
+        Some(Cursor::from_bits(bits)).filter(|cursor| cursor.index() < self.size)
     }
 
     /// Shows what a predecessor could not show in full: its chains are this device's, as the driver
@@ -85,7 +85,7 @@ impl PackedQueue {
         // A driver that is at work was at `at` before it was at the witness.
         fence(Ordering::Acquire);
         // Still used, but not as it was left: it is being written this very moment.
-        let went_on = again == witness.used_flags() || again == witness.mark ^ MARKS;
+        let went_on = again == witness.used_flags() || again == witness.mark() ^ MARKS;
         went_on && at.is_available(marks(at))
     }
 }

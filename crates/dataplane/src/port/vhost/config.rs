@@ -290,7 +290,8 @@ impl Device for NetDevice {
             self.port.homes.start(&self.wiring.workers, id, live, node);
         } else {
             let offloads = Offloads::from_guest_features(features);
-            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled };
+            let filled = false;
+            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled, filled };
             self.rx_command(Command::StartRx(port, index, Box::new(live)));
         }
         tracing::debug!(port = %self.port.name, virtqueue, size = info.size, base, "queue started");

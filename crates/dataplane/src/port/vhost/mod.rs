@@ -94,17 +94,14 @@ impl VhostPort {
     #[inline]
     pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> Option<u16> {
         let active = self.active.load(Relaxed);
-        match active.count_ones() {
-            0 => None,
-            1 => Some(active.trailing_zeros() as u16),
-            n => {
-                let mut rest = active;
-                for _ in 0..(u64::from(hash()) * u64::from(n)) >> 32 {
-                    rest &= rest - 1;
-                }
-                Some(rest.trailing_zeros() as u16)
+        let mut rest = active;
+        // Counting takes a dozen instructions, this takes two.
+        if rest & rest.wrapping_sub(1) != 0 {
+            for _ in 0..(u64::from(hash()) * u64::from(active.count_ones())) >> 32 {
+                rest &= rest - 1;
             }
         }
+        (rest != 0).then(|| rest.trailing_zeros() as u16)
     }
 
     /// Has the session ended because a ring of it lied, or because the ring was in memory that

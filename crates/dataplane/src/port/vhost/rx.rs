@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use guestmem::{GuestMemory, GuestSlice};
+use guestmem::{GuestMemory, GuestSlice, Hint};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
@@ -30,6 +30,8 @@ const AHEAD: u16 = 16;
 pub(crate) struct RxQueue {
     /// The running queue, if there is one.
     pub(crate) live: Mutex<Option<Box<LiveRx>>>,
+    /// What the next frame needs first: for who waits for the lock.
+    pub(crate) next: Hint,
     /// Written only with the lock held.
     pub(crate) counters: QueueCounters,
 }
@@ -46,6 +48,8 @@ pub(crate) struct LiveRx {
     pub(crate) offloads: Offloads,
     pub(crate) call: Option<Arc<EventFd>>,
     pub(crate) enabled: bool,
+    /// Frames have been put in since the end of the last burst.
+    pub(crate) filled: bool,
 }
 
 impl Sink for LiveRx {
@@ -61,10 +65,11 @@ impl Sink for LiveRx {
         if !self.enabled {
             return Err(Refused::Drop(DropReason::QueueDisabled));
         }
-        let Self { queue, mem, vnet_len, .. } = self;
+        let Self { queue, mem, vnet_len, filled, .. } = self;
         let need = *vnet_len + frame.len;
         let before = queue.position();
-        if let Some(buffer) = queue.peek(mem, AHEAD) {
+        // A single frame is not to wait for what others would need.
+        if *filled && let Some(buffer) = queue.peek(mem, AHEAD) {
             buffer.skip(*vnet_len).prefetch_write();
         }
         let (buffer, id) = match queue.next(mem)? {
@@ -94,6 +99,7 @@ impl Sink for LiveRx {
             body => Scatter::new(&[room.skip(begun)]).write_body(body),
         }
         queue.complete(&[Used { id, descs: 1, len: need as u32 }]);
+        *filled = true;
         Ok(())
     }
 }
@@ -150,6 +156,7 @@ impl LiveRx {
     /// End of a burst: shows the guest what was delivered and interrupts it if it asked for that.
     pub(crate) fn finish(&mut self, counters: &QueueCounters) {
         self.queue.publish();
+        self.filled = false;
         if self.queue.should_notify() {
             self.interrupt(counters);
         }

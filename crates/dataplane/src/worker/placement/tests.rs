@@ -79,12 +79,12 @@ struct Table {
 
 impl Table {
     fn new() -> Table {
-        let (switch, epoch) = (Arc::new(Switch::new()), Instant::now());
+        let (switch, epoch) = (Switch::new(), Instant::now());
         let shared: Vec<_> =
             (0..WORKERS).map(|id| Arc::new(Shared::new(id, None, None).unwrap())).collect();
         let worker = |shared: &Arc<Shared>| {
             let polling = pace::Profile::default();
-            Worker::new(Arc::clone(shared), Arc::clone(&switch), polling, epoch).unwrap()
+            Worker::new(Arc::clone(shared), &switch, polling, epoch).unwrap()
         };
         let workers = shared.iter().map(worker).collect();
         let shared = Arc::new(Workers::new(shared));
