@@ -24,7 +24,7 @@ test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP,
 budget: setup build ## makes what is executed now the budget: testing/budget/instructions.toml
 	UPDATE_BUDGET=1 $(CARGO) test -q -p budget --test instructions
 
-bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, hours)
+bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, 25 minutes)
 	target/release/hayate bench $(BENCH)
 
 bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options

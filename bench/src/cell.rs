@@ -23,10 +23,16 @@ use crate::sut::Topology;
 pub enum Kind {
     /// frames one way between two guests, as many as go, by size
     Throughput,
+    /// the same between guests that write and read every byte
+    Touch,
     /// round trip of one frame between two guests, by size
     Rtt,
+    /// round trips at a fixed rate: one every 100 microseconds
+    Pings,
     /// CPU of the switch and loss at 0, 10 k, 100 k and 1 M frames a second
     Cpu,
+    /// CPU of the switch for the sender's and for the receiver's side at 500 k frames a second, by size
+    Sides,
     /// frames both ways between two guests, by size
     SwitchLoopback,
     /// frames through a virtual machine that forwards them, by size
@@ -35,7 +41,7 @@ pub enum Kind {
     Pairs,
     /// 1, 1 k, 100 k and 1 M flows between two machines
     Flows,
-    /// 1, 1 k, 100 k and 1 M machines at either side
+    /// 2, 1 k, 100 k and 1 M machines, half of them behind either port
     Macs,
     /// guests with 1 and 4 queue pairs
     Queues,
@@ -83,11 +89,25 @@ impl Rings {
 pub enum Method {
     /// As many frames as go.
     Flood,
-    /// One frame in flight.
-    RoundTrips,
+    /// One frame in flight, the next one soon after it came back; or so many round trips a second.
+    RoundTrips(Option<u32>),
     /// So many frames a second.
     Rate(u32),
 }
+
+/// How far frames go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// From guest to guest.
+    Both,
+    /// The switch takes them, but the receiver has no buffers: what sending costs.
+    Sending,
+}
+
+/// Frames a second in [`Kind::Pings`] and [`Kind::Sides`].
+const PINGS: u32 = 10_000;
+const SIDES: u32 = 500_000;
 
 /// One cell: everything that is the same for all systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -102,10 +122,19 @@ pub struct Cell {
     pub pairs: u16,
     /// Queue pairs of a guest.
     pub queues: u16,
-    /// Flows, or machines at either side.
+    /// Entries of a queue.
+    pub entries: u16,
+    /// Flows, or machines at each of the two ports.
     pub flows: u32,
-    /// Frames a second; none: as many as go.
+    /// Frames or round trips a second; none: as many as go.
     pub rate: Option<u32>,
+    /// How far frames go.
+    pub side: Side,
+    /// What the guests do with the bytes of frames.
+    pub touch: Touch,
+    /// The guests have checksum and segmentation offload, as Linux has: a switch must read every
+    /// virtio-net header.
+    pub offloads: bool,
 }
 
 /// What cells are made of.
@@ -117,6 +146,12 @@ pub struct Choice {
     pub sizes: Vec<u32>,
     /// Ring formats.
     pub rings: Vec<Rings>,
+    /// Entries of a queue.
+    pub entries: u16,
+    /// What guests do with frames, where the table does not say.
+    pub touch: Touch,
+    /// Whether they have offloads, where the table does not say.
+    pub offloads: bool,
 }
 
 impl Choice {
@@ -133,23 +168,50 @@ impl Choice {
     }
 
     fn of_kind(&self, kind: Kind, rings: Rings, cells: &mut Vec<Cell>) {
-        let plain = Cell { kind, rings, size: 64, pairs: 1, queues: 1, flows: 1, rate: None };
+        let plain = Cell {
+            kind,
+            rings,
+            size: 64,
+            pairs: 1,
+            queues: 1,
+            entries: self.entries,
+            flows: 1,
+            rate: None,
+            side: Side::Both,
+            touch: self.touch,
+            offloads: self.offloads,
+        };
         let many = [1, 1_000, 100_000, 1_000_000];
         match kind {
             Kind::Throughput | Kind::Rtt | Kind::SwitchLoopback | Kind::VmLoopback => {
                 cells.extend(self.sizes.iter().map(|&size| Cell { size, ..plain }));
             }
+            Kind::Touch => {
+                let plain = Cell { touch: Touch::All, ..plain };
+                cells.extend(self.sizes.iter().map(|&size| Cell { size, ..plain }));
+            }
+            Kind::Pings => cells.push(Cell { rate: Some(PINGS), ..plain }),
             Kind::Cpu => {
-                let rates = [0, 10_000, 100_000, 1_000_000];
-                cells.extend(rates.map(|rate| Cell { rate: Some(rate), ..plain }));
+                let loads = [(1, 0), (100, 0), (1, 10_000), (1, 100_000), (1, 1_000_000)];
+                let cell = |(pairs, rate)| Cell { pairs, rate: Some(rate), ..plain };
+                cells.extend(loads.map(cell));
+            }
+            Kind::Sides => {
+                for &size in &self.sizes {
+                    let both = Cell { size, rate: Some(SIDES), ..plain };
+                    cells.extend([Cell { side: Side::Sending, ..both }, both]);
+                }
             }
             Kind::Pairs => cells.extend([1, 2, 4, 8, 32].map(|pairs| Cell { pairs, ..plain })),
-            Kind::Flows | Kind::Macs => {
-                cells.extend(many.map(|flows| Cell { flows, ..plain }));
+            Kind::Flows => cells.extend(many.map(|flows| Cell { flows, ..plain })),
+            // Half of them at either side.
+            Kind::Macs => {
+                let halves = many.map(|machines| machines.div_ceil(2));
+                cells.extend(halves.map(|flows| Cell { flows, ..plain }));
             }
             Kind::Queues => cells.extend([1, 4].map(|queues| Cell { queues, ..plain })),
             Kind::Jumbo => cells.push(Cell { size: 9_000, ..plain }),
-            Kind::Tso => cells.push(Cell { size: 65_000, ..plain }),
+            Kind::Tso => cells.push(Cell { size: 65_000, offloads: true, ..plain }),
         }
     }
 }
@@ -159,7 +221,7 @@ impl Cell {
     #[must_use]
     pub fn method(&self) -> Method {
         match (self.kind, self.rate) {
-            (Kind::Rtt, _) => Method::RoundTrips,
+            (Kind::Rtt | Kind::Pings, rate) => Method::RoundTrips(rate),
             (_, Some(rate)) => Method::Rate(rate),
             (_, None) => Method::Flood,
         }
@@ -170,21 +232,23 @@ impl Cell {
     pub fn topology(&self) -> Topology {
         let ports = if self.kind == Kind::VmLoopback { 4 } else { 2 * self.pairs };
         let mtu = (self.kind == Kind::Jumbo).then_some(9_000);
-        let macs = if self.kind == Kind::Macs { 2 * self.flows } else { 0 };
-        Topology { ports, queues: self.queues, mtu, macs, offloads: self.kind == Kind::Tso }
+        // What every switch has room for needs not be asked for.
+        let macs = if self.kind == Kind::Macs && self.flows > 500 { 2 * self.flows } else { 0 };
+        Topology { ports, queues: self.queues, mtu, macs, offloads: self.offloads }
     }
 
     /// The traffic.
     #[must_use]
-    pub fn traffic(&self, touch: Touch) -> TrafficSpec {
+    pub fn traffic(&self) -> TrafficSpec {
         let packed = self.rings == Rings::Packed;
         TrafficSpec {
             card: CardSpec {
                 packed,
                 in_order: packed,
-                entries: 256,
+                entries: self.entries,
                 queues: self.queues,
-                offloads: self.kind == Kind::Tso,
+                offloads: self.offloads,
+                listen: false,
             },
             size: self.size,
             paths: match self.kind {
@@ -194,7 +258,8 @@ impl Cell {
             },
             flows: self.flows,
             vary: if self.kind == Kind::Macs { Flows::Macs } else { Flows::Ports },
-            touch,
+            touch: self.touch,
+            deliver: self.side == Side::Both,
         }
     }
 
@@ -202,13 +267,16 @@ impl Cell {
     #[must_use]
     pub fn label(&self) -> String {
         match self.kind {
-            Kind::Cpu => match self.rate {
-                Some(rate) => format!("{} frames/s", count(rate)),
-                None => String::new(),
-            },
+            Kind::Cpu if self.pairs > 1 => {
+                format!("{} frames/s, {} pairs", count(self.rate.unwrap_or(0)), self.pairs)
+            }
+            Kind::Cpu => format!("{} frames/s", count(self.rate.unwrap_or(0))),
+            Kind::Sides if self.side == Side::Sending => format!("{} B, sending", self.size),
+            Kind::Pairs if self.pairs == 1 => "1 pair".to_owned(),
             Kind::Pairs => format!("{} pairs", self.pairs),
             Kind::Flows => format!("{} flows", count(self.flows)),
-            Kind::Macs => format!("{} machines", count(self.flows)),
+            Kind::Macs => format!("{} machines", count(2 * self.flows)),
+            Kind::Queues if self.queues == 1 => "1 queue".to_owned(),
             Kind::Queues => format!("{} queues", self.queues),
             _ => format!("{} B", self.size),
         }
@@ -233,8 +301,14 @@ mod tests {
         let kinds: Vec<Kind> = <Kind as clap::ValueEnum>::value_variants().to_vec();
         for &kind in &kinds {
             for rings in [Rings::Packed, Rings::Split] {
-                let choice =
-                    Choice { kinds: vec![kind], sizes: vec![64, 1518], rings: vec![rings] };
+                let choice = Choice {
+                    kinds: vec![kind],
+                    sizes: vec![64, 1518],
+                    rings: vec![rings],
+                    entries: 256,
+                    touch: Touch::Headers,
+                    offloads: false,
+                };
                 let cells = choice.cells();
                 assert!(!cells.is_empty(), "{kind:?}");
                 let mut labels: Vec<String> = cells.iter().map(Cell::label).collect();

@@ -12,34 +12,14 @@ use crate::sut::System;
 /// The paper sizes: 64 to 1518 bytes.
 const SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
-/// What guests do with the bytes of frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TouchArg {
-    /// nothing: frames are written once and not read, but for samples
-    None,
-    /// each virtio-net header is written and read, as every driver does
-    Headers,
-    /// every byte is written and read
-    All,
-}
-
-impl From<TouchArg> for Touch {
-    fn from(touch: TouchArg) -> Touch {
-        match touch {
-            TouchArg::None => Touch::None,
-            TouchArg::Headers => Touch::Headers,
-            TouchArg::All => Touch::All,
-        }
-    }
-}
-
 /// Options of `hayate bench`.
 #[derive(Clone, Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   hayate bench --quick                   (the headline table, in three minutes)
   hayate bench --cells throughput,rtt --rings packed --sizes 64,1518
-  hayate bench --cells pairs,flows --systems hayate,ovs --rounds 3
+  hayate bench --cells pairs,flows --systems hayate,ovs --rounds 1
+  hayate bench --cells throughput --offloads             (guests with offloads, as Linux has them)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
@@ -59,31 +39,42 @@ pub struct Options {
     /// Ring formats
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "packed,split")]
     pub rings: Vec<Rings>,
-    /// Systems, in the order they take turns
+    /// Systems, in the order they take turns; each in the tables it has a place in
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    #[arg(default_value = "hayate,testpmd,ovs,limit")]
+    #[arg(default_value = "hayate,hayate-latency,testpmd,ovs,ovs-sleep,bridge,limit")]
     pub systems: Vec<System>,
     /// Rounds: in each of them every system has its turn, with the same guest memory
-    #[arg(long, value_name = "N", default_value = "4")]
+    #[arg(long, value_name = "N", default_value = "3")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Windows of a cell in a round
-    #[arg(long, value_name = "N", default_value = "3")]
+    #[arg(long, value_name = "N", default_value = "5")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub windows: u32,
     /// Seconds to go on in a round for windows of a cell that count, on a machine that is not quiet
-    #[arg(long, value_name = "SECONDS", default_value = "3")]
+    #[arg(long, value_name = "SECONDS", default_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=3600))]
     pub patience: u32,
-    /// What the guests do with frames
+    /// What the guests do with frames, but in the table `touch`
     #[arg(long, value_name = "WHAT", default_value = "headers")]
-    pub touch: TouchArg,
+    pub touch: Touch,
+    /// Entries of each queue of the guests, a power of two
+    #[arg(long, value_name = "N", default_value = "256", value_parser = entries)]
+    pub entries: u16,
+    /// Guests have checksum and segmentation offload, as Linux has
+    #[arg(long)]
+    pub offloads: bool,
     /// CPU of the switch and CPU of the guests
     #[arg(long, value_name = "SWITCH,GUESTS", default_value = "0,1", value_parser = place)]
     pub cpus: Place,
     /// Directory for the report: figures.json, README.md and SVG figures
     #[arg(long, value_name = "DIR", default_value = "docs/performance")]
     pub out: PathBuf,
+}
+
+fn entries(text: &str) -> Result<u16, String> {
+    let number = text.parse().ok().filter(|n: &u16| n.is_power_of_two() && (64..=1024).contains(n));
+    number.ok_or_else(|| "64, 128, 256, 512 or 1024".into())
 }
 
 fn place(text: &str) -> Result<Place, String> {
@@ -110,7 +101,8 @@ impl Options {
             let sizes = if self.sizes.is_empty() { SIZES.to_vec() } else { self.sizes.clone() };
             (all(&self.cells), sizes)
         };
-        Choice { kinds, sizes, rings: self.rings.clone() }.cells()
+        let Options { entries, touch, offloads, .. } = *self;
+        Choice { kinds, sizes, rings: self.rings.clone(), entries, touch, offloads }.cells()
     }
 }
 
@@ -141,7 +133,7 @@ mod tests {
     fn lists_are_lists() {
         let options =
             parse(&["--cells", "rtt,cpu", "--sizes", "64,512", "--rings", "split"]).unwrap();
-        assert_eq!(options.chosen().len(), 2 + 4);
+        assert_eq!(options.chosen().len(), 2 + 5);
     }
 
     #[test]
@@ -152,6 +144,7 @@ mod tests {
             &["--cpus", "x"],
             &["--cells", "speed"],
             &["--rounds", "0"],
+            &["--entries", "100"],
             &["--quick", "--cells", "rtt"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");

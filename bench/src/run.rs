@@ -13,14 +13,15 @@ use testkit::frontend::{Pages, SharedMemory};
 
 use crate::cell::{Cell, Kind, Method, Rings};
 use crate::generator::null::NullDevice;
-use crate::generator::{GeneratorError, Packed, Ring, Split, Touch, Traffic};
+use crate::generator::tap::TapDevice;
+use crate::generator::{CardSpec, GeneratorError, Packed, Ring, Split, Traffic, TrafficSpec};
 use crate::hugepages::HugePages;
 use crate::options::Options;
 use crate::place::{Place, Probe};
 use crate::report::{Outcome, Report};
 use crate::sched::{Thread, Urgent};
-use crate::sut::{self, Running, SutError, System, Topology, install};
-use crate::window::{Watch, Window};
+use crate::sut::{self, Rig, SutError, System, Topology, install};
+use crate::window::{Taken, Watch, Window};
 
 /// Where guest memory begins.
 const GUEST_MEMORY: u64 = 1 << 30;
@@ -63,8 +64,11 @@ pub enum BenchError {
         source: io::Error,
     },
     /// Ctrl-C.
-    #[error("interrupted")]
-    Interrupted,
+    #[error("interrupted; what was measured until then is in {}", out.display())]
+    Interrupted {
+        /// The directory of the report.
+        out: PathBuf,
+    },
 }
 
 impl BenchError {
@@ -74,80 +78,147 @@ impl BenchError {
     }
 }
 
-/// Measures what was asked for and writes the report; the files written.
+/// Measures what was asked for and writes the report, after each round and at the end; the files
+/// written.
 ///
 /// `command` is what was typed, for the report.
 ///
 /// # Errors
-/// See [`BenchError`]. A system that cannot do a cell is no error: the report says so.
+/// See [`BenchError`]; what was measured until then has been written. A system that cannot do a
+/// cell is no error: the report says so.
 pub fn run(options: &Options, command: &str) -> Result<Vec<PathBuf>, BenchError> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))
             .map_err(BenchError::io("signals cannot be caught"))?;
     }
-    let report = measure(options, command, &interrupted)?;
-    report.write(&options.out).map_err(BenchError::io(format!("{}", options.out.display())))
+    let mut run = Run::new(options, command, &interrupted)?;
+    let measured = run.measure();
+    let files = run.write();
+    measured.and(files)
 }
 
-fn measure(
-    options: &Options,
-    command: &str,
-    interrupted: &AtomicBool,
-) -> Result<Report, BenchError> {
-    let place = options.cpus;
-    check(place)?;
-    let mut progress = Progress::new();
-    for &system in &options.systems {
-        install::install(system.packages(), &mut |text| progress.line(text))?;
-    }
-    let cells = options.chosen();
-    let memory = memory_size(&cells);
-    let mut pages = HugePages::new();
-    let huge = |source| BenchError::HugePages { source };
-    let _urgent = Urgent::new();
-    let probe = Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
+/// A run and what it has found so far.
+struct Run<'a> {
+    options: &'a Options,
+    command: &'a str,
+    interrupted: &'a AtomicBool,
+    cells: Vec<Cell>,
+    outcomes: BTreeMap<Cell, Vec<Outcome>>,
+    progress: Progress,
+}
 
-    let mut turns: BTreeMap<Cell, Vec<Outcome>> = BTreeMap::new();
-    let touch = Touch::from(options.touch);
-    for round in 0..options.rounds {
-        // The same pages for all systems of a round.
-        pages.ensure(memory / HUGE_PAGE).map_err(huge)?;
-        let memory = guest_memory(memory)?;
-        for (topology, cells) in by_topology(&cells) {
-            for &system in &options.systems {
-                if interrupted.load(Ordering::Relaxed) {
-                    return Err(BenchError::Interrupted);
-                }
-                pages.ensure(system.hugepages()).map_err(huge)?;
-                let running = sut::start(system, &topology, place);
-                for cell in &cells {
-                    let turn = Turn {
-                        cell,
-                        touch,
-                        place,
+impl<'a> Run<'a> {
+    fn new(
+        options: &'a Options,
+        command: &'a str,
+        interrupted: &'a AtomicBool,
+    ) -> Result<Run<'a>, BenchError> {
+        check(options.cpus)?;
+        let cells = options.chosen();
+        let of = |cell: &Cell| options.systems.iter().filter(|s| s.takes_part(cell)).count();
+        let turns = options.rounds as usize * cells.iter().map(of).sum::<usize>();
+        let mut progress = Progress { start: Instant::now(), done: 0, turns };
+        for &system in &options.systems {
+            install::install(system.packages(), &mut |text| progress.line(text))?;
+        }
+        Ok(Run { options, command, interrupted, cells, outcomes: BTreeMap::new(), progress })
+    }
+
+    fn measure(&mut self) -> Result<(), BenchError> {
+        let place = self.options.cpus;
+        let size = memory_size(&self.cells);
+        let mut pages = HugePages::new();
+        let _urgent = Urgent::new();
+        let probe =
+            Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
+        for round in 0..self.options.rounds {
+            // The same pages for all systems of a round.
+            pages.ensure(size / HUGE_PAGE).map_err(huge)?;
+            let memory = guest_memory(size)?;
+            for (topology, cells) in by_topology(&self.cells) {
+                for &system in &self.options.systems {
+                    let cells: Vec<Cell> =
+                        cells.iter().copied().filter(|cell| system.takes_part(cell)).collect();
+                    pages.ensure(system.hugepages()).map_err(huge)?;
+                    let turns = Turns {
+                        system,
+                        topology: &topology,
                         memory: &memory,
                         probe: &probe,
-                        wanted: options.windows as usize,
-                        patience: Duration::from_secs(options.patience.into()),
                         round,
-                        interrupted,
                     };
-                    let taken = match &running {
-                        Ok(running) => turn.take(running.as_ref()).map_err(|error| chain(&error)),
-                        Err(error) => Err(chain(error)),
-                    };
-                    progress.cell(round, cell, system, &taken);
-                    Outcome::record(turns.entry(*cell).or_default(), *cell, system, taken);
+                    self.turns(&turns, &cells)?;
                 }
             }
+            if round + 1 < self.options.rounds {
+                self.write()?;
+            }
         }
+        Ok(())
     }
-    if interrupted.load(Ordering::Relaxed) {
-        return Err(BenchError::Interrupted);
+
+    /// The turns of a system in cells that need one and the same switch.
+    fn turns(&mut self, turns: &Turns<'_>, cells: &[Cell]) -> Result<(), BenchError> {
+        let mut rig = None;
+        for cell in cells {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(BenchError::Interrupted { out: self.options.out.clone() });
+            }
+            let (windows, problem) = match turns.system.cannot(cell) {
+                Some(reason) => (Vec::new(), Some(reason.to_owned())),
+                None => self.turn(turns, cell, &mut rig),
+            };
+            self.progress.cell(turns, cell, &windows, problem.as_deref());
+            let outcomes = self.outcomes.entry(*cell).or_default();
+            Outcome::record(outcomes, *cell, turns.system, windows, problem);
+        }
+        Ok(())
     }
-    let outcomes = cells.iter().filter_map(|cell| turns.remove(cell)).flatten().collect();
-    Ok(Report::new(options, command, outcomes))
+
+    /// One of them. A switch that ended in the one before is started again; one that cannot be
+    /// started is not tried again.
+    fn turn(
+        &self,
+        turns: &Turns<'_>,
+        cell: &Cell,
+        rig: &mut Option<Result<Rig, String>>,
+    ) -> (Vec<Window>, Option<String>) {
+        if let Some(Ok(there)) = rig
+            && !there.alive()
+        {
+            *rig = None;
+        }
+        let start =
+            || sut::start(turns.system, turns.topology, self.options.cpus).map_err(|e| chain(&e));
+        let rig = match rig.get_or_insert_with(start) {
+            Ok(rig) => rig,
+            Err(problem) => return (Vec::new(), Some(problem.clone())),
+        };
+        let turn = Turn { cell, turns, options: self.options, interrupted: self.interrupted };
+        let (windows, error) = turn.take(rig);
+        let ended = || Some("it ended in the middle, and was started again".to_owned());
+        let problem = if rig.alive() { error.map(|error| chain(&error)) } else { ended() };
+        (windows, problem)
+    }
+
+    /// Writes what there is so far.
+    fn write(&self) -> Result<Vec<PathBuf>, BenchError> {
+        let of = |cell: &Cell| self.outcomes.get(cell).into_iter().flatten().cloned();
+        let outcomes = self.cells.iter().flat_map(of).collect();
+        let out = &self.options.out;
+        let report = Report::new(self.options, self.command, outcomes);
+        report.write(out).map_err(BenchError::io(format!("{}", out.display())))
+    }
+}
+
+/// What the turns of a system with one switch have in common.
+struct Turns<'a> {
+    system: System,
+    topology: &'a Topology,
+    memory: &'a SharedMemory,
+    probe: &'a Probe,
+    round: u32,
 }
 
 fn check(place: Place) -> Result<(), BenchError> {
@@ -160,6 +231,10 @@ fn check(place: Place) -> Result<(), BenchError> {
         return Err(BenchError::Cpus { switch, guests, allowed });
     }
     Ok(())
+}
+
+fn huge(source: io::Error) -> BenchError {
+    BenchError::HugePages { source }
 }
 
 /// Guest memory in huge pages, all of them there.
@@ -185,7 +260,8 @@ fn memory_size(cells: &[Cell]) -> u64 {
         let frame = u64::from(cell.size.max(1518)) + 256;
         let queues = u64::from(topology.ports) * u64::from(topology.queues);
         let sent = u64::from(cell.flows) * (u64::from(cell.size) + 256);
-        queues * (2 * 256 * frame + 64 * 1024) + queues * sent
+        let entries = 2 * u64::from(cell.entries);
+        queues * (entries * frame + 64 * 1024) + queues * sent
     });
     (needed.max().unwrap_or(0) + (8 << 20)).next_multiple_of(32 << 20)
 }
@@ -217,28 +293,24 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// One cell of one system in one round.
 struct Turn<'a> {
     cell: &'a Cell,
-    touch: Touch,
-    place: Place,
-    memory: &'a SharedMemory,
-    probe: &'a Probe,
-    wanted: usize,
-    patience: Duration,
-    round: u32,
+    turns: &'a Turns<'a>,
+    options: &'a Options,
     interrupted: &'a AtomicBool,
 }
 
 impl Turn<'_> {
     /// Takes its windows, on a thread of its own on the guests' CPU.
-    fn take(&self, running: Option<&Running>) -> Result<Vec<Window>, GeneratorError> {
+    fn take(&self, rig: &mut Rig) -> Taken {
         thread::scope(|scope| {
             let work = || {
                 // Without them the windows do not count, which shows.
-                let _ = sys::affinity::pin_current_thread(self.place.guests);
+                let _ = sys::affinity::pin_current_thread(self.options.cpus.guests);
                 let _ = rustix::process::setpriority_process(None, -20);
-                match self.cell.rings {
-                    Rings::Packed => self.take_with::<Packed>(running),
-                    Rings::Split => self.take_with::<Split>(running),
-                }
+                let taken = match self.cell.rings {
+                    Rings::Packed => self.take_with::<Packed>(rig),
+                    Rings::Split => self.take_with::<Split>(rig),
+                };
+                taken.unwrap_or_else(|error| (Vec::new(), Some(error)))
             };
             match scope.spawn(work).join() {
                 Ok(taken) => taken,
@@ -247,53 +319,74 @@ impl Turn<'_> {
         })
     }
 
-    fn take_with<R: Ring>(&self, running: Option<&Running>) -> Result<Vec<Window>, GeneratorError> {
-        let spec = self.cell.traffic(self.touch);
-        let Some(running) = running else { return self.take_limit::<R>() };
+    fn take_with<R: Ring>(&self, rig: &mut Rig) -> Result<Taken, GeneratorError> {
+        let (spec, memory) = (self.cell.traffic(), self.turns.memory);
         let ports = usize::from(self.cell.topology().ports);
-        let sockets = running.sockets.get(..ports).ok_or(GeneratorError::Pairing)?;
-        let mut traffic = Traffic::<R>::connect(sockets, &spec, self.memory)?;
-        let windows = self.watch(&running.thread).take(&mut traffic, self.cell.method());
-        // A switch that does not answer any more is found out by the next cell.
-        let _ = traffic.disconnect();
-        windows
+        match rig {
+            Rig::Switch(switch) => {
+                let sockets = switch.sockets.get(..ports).ok_or(GeneratorError::Pairing)?;
+                let card = CardSpec { listen: switch.connects, ..spec.card };
+                let spec = TrafficSpec { card, ..spec };
+                let mut traffic = Traffic::<R>::connect(sockets, &spec, memory)?;
+                let thread = switch.thread.clone();
+                let taken = self.watch(&thread).take(&mut traffic, Some(switch));
+                // A switch that does not answer any more is found out by the next cell.
+                let _ = traffic.disconnect();
+                Ok(taken)
+            }
+            Rig::Bridge(bridge) => {
+                let taps = bridge.taps.get(..ports).ok_or(GeneratorError::Pairing)?;
+                let (mut device, mut traffic) = TapDevice::traffic::<R>(taps, &spec, memory)?;
+                self.beside(
+                    move |stop| device.run(stop),
+                    |thread| {
+                        traffic.learn()?;
+                        Ok(self.watch(thread).take(&mut traffic, None))
+                    },
+                )
+            }
+            Rig::Null => {
+                let (mut device, mut traffic) = NullDevice::traffic::<R>(ports, &spec, memory)?;
+                device.eager = self.cell.method() != Method::Flood;
+                self.beside(
+                    move |stop| device.run(stop),
+                    |thread| Ok(self.watch(thread).take(&mut traffic, None)),
+                )
+            }
+        }
     }
 
-    /// Against a device that does nothing, on the switch's CPU.
-    fn take_limit<R: Ring>(&self) -> Result<Vec<Window>, GeneratorError> {
-        if self.cell.kind == Kind::VmLoopback {
-            // What is forwarded there is nobody's frame.
-            return Ok(Vec::new());
-        }
-        let spec = self.cell.traffic(self.touch);
-        let ports = usize::from(self.cell.topology().ports);
-        let (mut device, mut traffic) = NullDevice::traffic::<R>(ports, &spec, self.memory)?;
-        device.eager = self.cell.method() != Method::Flood;
-        let stop = AtomicBool::new(false);
-        let (device, stop) = (&mut device, &stop);
+    /// Takes windows while a device of this program runs on the switch's CPU.
+    fn beside(
+        &self,
+        device: impl FnOnce(&AtomicBool) + Send,
+        take: impl FnOnce(&Thread) -> Result<Taken, GeneratorError>,
+    ) -> Result<Taken, GeneratorError> {
+        let stop = &AtomicBool::new(false);
         thread::scope(|scope| {
             let (said, heard) = mpsc::channel();
             scope.spawn(move || {
-                let _ = sys::affinity::pin_current_thread(self.place.switch);
+                let _ = sys::affinity::pin_current_thread(self.options.cpus.switch);
                 let _ = said.send(Thread::current());
-                device.run(stop);
+                device(stop);
             });
-            let windows = match heard.recv() {
-                Ok(thread) => self.watch(&thread).take(&mut traffic, self.cell.method()),
-                Err(_) => Ok(Vec::new()),
+            let taken = match heard.recv() {
+                Ok(thread) => take(&thread),
+                Err(_) => Ok((Vec::new(), None)),
             };
             stop.store(true, Ordering::Relaxed);
-            windows
+            taken
         })
     }
 
-    fn watch<'w>(&'w self, switch: &'w Thread) -> Watch<'w> {
+    fn watch<'w>(&'w self, thread: &'w Thread) -> Watch<'w> {
         Watch {
-            probe: self.probe,
-            switch,
-            wanted: self.wanted,
-            patience: self.patience,
-            round: self.round,
+            probe: self.turns.probe,
+            thread,
+            cell: self.cell,
+            wanted: self.options.windows as usize,
+            patience: Duration::from_secs(self.options.patience.into()),
+            round: self.turns.round,
             interrupted: self.interrupted,
         }
     }
@@ -302,34 +395,29 @@ impl Turn<'_> {
 /// What is said while it goes on, on standard error.
 struct Progress {
     start: Instant,
+    /// Turns so far, and in all.
+    done: usize,
+    turns: usize,
 }
 
 impl Progress {
-    fn new() -> Progress {
-        Progress { start: Instant::now() }
-    }
-
     fn line(&mut self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         // Whoever closed standard error does not want to know.
         let _ = writeln!(io::stderr(), "{:>3}:{:02}  {text}", seconds / 60, seconds % 60);
     }
 
-    fn cell(
-        &mut self,
-        round: u32,
-        cell: &Cell,
-        system: System,
-        taken: &Result<Vec<Window>, String>,
-    ) {
-        let found = match taken {
-            Ok(windows) => crate::report::one_line(cell, windows),
-            Err(problem) => problem.clone(),
+    fn cell(&mut self, turns: &Turns<'_>, cell: &Cell, windows: &[Window], problem: Option<&str>) {
+        self.done += 1;
+        let found = match problem {
+            Some(problem) => problem.to_owned(),
+            None => crate::report::one_line(cell, windows),
         };
         let (kind, rings, label) = (name(cell.kind), cell.rings.as_str(), cell.label());
-        let (round, system) = (round + 1, system.as_str());
+        let (done, all, round) = (self.done, self.turns, turns.round + 1);
+        let system = turns.system.as_str();
         self.line(&format!(
-            "round {round}  {kind:<15} {rings:<6} {label:<14} {system:<17} {found}"
+            "{done:>4}/{all}  round {round}  {kind:<15} {rings:<6} {label:<21} {system:<17} {found}"
         ));
     }
 }

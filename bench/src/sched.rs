@@ -15,6 +15,20 @@ pub struct Times {
     pub ran: Duration,
     /// Ready to run, but waiting for a CPU.
     pub waited: Duration,
+    /// How often it was given one.
+    pub turns: u32,
+}
+
+/// What being woken up may take before it counts as waiting.
+const WAKE_UP: Duration = Duration::from_micros(20);
+
+impl Times {
+    /// Time since then that it was kept waiting, beyond what it takes to wake up.
+    #[must_use]
+    pub fn kept_waiting(&self, then: &Times) -> Duration {
+        let woken = WAKE_UP * self.turns.saturating_sub(then.turns);
+        self.waited.saturating_sub(then.waited).saturating_sub(woken)
+    }
 }
 
 impl Thread {
@@ -44,6 +58,14 @@ impl Thread {
         fs::read_to_string(self.0.join("schedstat"))
             .map_or_else(|_| Times::default(), |t| parse(&t))
     }
+}
+
+/// CPU time of all threads of a process that are there.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = tasks.into_iter().flatten().filter_map(|task| Some(Thread(task.ok()?.path())));
+    threads.map(|thread| thread.times().ran).sum()
 }
 
 /// This session before others, until dropped.
@@ -86,8 +108,9 @@ impl Drop for Urgent {
 
 fn parse(text: &str) -> Times {
     let mut fields = text.split_whitespace().map(|field| field.parse().unwrap_or(0));
-    let mut next = || Duration::from_nanos(fields.next().unwrap_or(0));
-    Times { ran: next(), waited: next() }
+    let mut next = || fields.next().unwrap_or(0);
+    let [ran, waited] = [next(), next()].map(Duration::from_nanos);
+    Times { ran, waited, turns: next() as u32 }
 }
 
 /// Time the host took from this machine's CPUs, in clock ticks, since it started.
@@ -106,7 +129,17 @@ mod tests {
         let times = parse("1500 20 3\n");
         assert_eq!(times.ran, Duration::from_nanos(1500));
         assert_eq!(times.waited, Duration::from_nanos(20));
+        assert_eq!(times.turns, 3);
         assert_eq!(parse(""), Times::default());
+    }
+
+    #[test]
+    fn waking_up_is_not_waiting() {
+        let then = Times::default();
+        let now = Times { ran: Duration::ZERO, waited: Duration::from_millis(1), turns: 100 };
+        assert_eq!(now.kept_waiting(&then), Duration::ZERO);
+        let now = Times { turns: 1, ..now };
+        assert_eq!(now.kept_waiting(&then), Duration::from_micros(980));
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! A guest's network card: one vhost-user connection and its queues.
 
+use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use guestmem::GuestMemory;
 use testkit::driver::{DriverQueue, RingSpec};
-use testkit::frontend::{Frontend, QueueFds, SharedMemory, feature, protocol};
+use testkit::frontend::{Frontend, FrontendError, QueueFds, SharedMemory, feature, protocol};
 
 use super::GeneratorError;
 use super::buffers::{Buffers, HEADER};
@@ -41,8 +44,10 @@ pub struct CardSpec {
     pub entries: u16,
     /// Queue pairs.
     pub queues: u16,
-    /// Frames larger than the MTU pass in one piece.
+    /// Checksums may be unfinished, and frames larger than the MTU pass in one piece.
     pub offloads: bool,
+    /// The switch connects, rather than the card.
+    pub listen: bool,
 }
 
 impl CardSpec {
@@ -166,7 +171,7 @@ pub enum Source {
 }
 
 impl<R: Ring> Card<R> {
-    /// Connects to a switch that listens at `socket`, lays the queues out and starts them.
+    /// Connects to a switch that listens at `socket` (or listens there for one), lays the queues out and starts them.
     ///
     /// # Errors
     /// See [`GeneratorError`].
@@ -179,7 +184,9 @@ impl<R: Ring> Card<R> {
         source: &Source,
     ) -> Result<Self, GeneratorError> {
         let failed = |source| GeneratorError::Session { socket: PathBuf::from(socket), source };
-        let mut frontend = Frontend::connect_within(socket, PATIENCE).map_err(failed)?;
+        let frontend =
+            if spec.listen { accept(socket) } else { Frontend::connect_within(socket, PATIENCE) };
+        let mut frontend = frontend.map_err(failed)?;
         frontend.set_timeout(PATIENCE).map_err(failed)?;
         frontend.negotiate(spec.features(), protocol::MQ | protocol::REPLY_ACK).map_err(failed)?;
         let missing = spec.needed() & !frontend.features;
@@ -269,6 +276,25 @@ impl<R: Ring> Card<R> {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits for a switch that connects.
+fn accept(socket: &Path) -> Result<Frontend, FrontendError> {
+    // What the connection before left.
+    let _ = fs::remove_file(socket);
+    let listener = UnixListener::bind(socket)?;
+    listener.set_nonblocking(true)?;
+    let start = Instant::now();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Frontend::over(stream);
+            }
+            Err(error) if start.elapsed() > PATIENCE => return Err(error.into()),
+            Err(_) => sleep(Duration::from_millis(2)),
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! **Purpose.** Plays the guests of a switch under test: each [`Card`] is a vhost-user front end
 //! with queues whose descriptors and frames are written once ([`ring`]). What is left to do for a
 //! frame is to see its used entry, count it and publish the entry again. Its own limit is measured
-//! against a device that does nothing ([`null`]).
+//! against a device that does nothing ([`null`]); another one carries frames to TAP interfaces
+//! ([`tap`]).
 //!
 //! **Owner and threads.** Whoever measures owns a [`Traffic`] and runs it on one pinned thread.
 //! Guest memory is made outside and lent to one `Traffic` after another: other pages of the machine
@@ -14,14 +15,17 @@
 
 pub mod buffers;
 pub mod card;
+mod device;
 pub mod frames;
 pub mod null;
 pub mod packed;
 pub mod ring;
 pub mod split;
+pub mod tap;
 pub mod touch;
 pub mod traffic;
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -77,6 +81,25 @@ pub enum GeneratorError {
     Silent {
         /// How long it had.
         patience: Duration,
+    },
+    /// The switch took too long to learn who is where.
+    #[error("the switch took frames of only {known} of {machines} machines within {}s", patience.as_secs())]
+    Slow {
+        /// Machines behind the port it was busy with.
+        known: u32,
+        /// How many there are.
+        machines: u32,
+        /// How long it had.
+        patience: Duration,
+    },
+    /// A device of this program's own.
+    #[error("{what}: {source}")]
+    Device {
+        /// What was tried.
+        what: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
     },
     /// Cards and paths do not fit each other.
     #[error("a path needs a card or queue that there is not")]

@@ -2,7 +2,9 @@
 
 use std::hint::black_box;
 
+use clap::ValueEnum;
 use guestmem::GuestMemory;
+use serde::{Deserialize, Serialize};
 
 use super::buffers::HEADER;
 use super::frames::{self, MAX_PLAIN};
@@ -12,15 +14,41 @@ use super::ring::Ring;
 const SAMPLE: usize = 128;
 
 /// What the guests do with the bytes of frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    ValueEnum,
+    Serialize,
+    Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum Touch {
-    /// Nothing: frames are written once and not read, but for samples.
+    /// nothing: frames are written once and not read, but for samples
     None,
-    /// Each virtio-net header is written and read, as every driver does.
+    /// each virtio-net header is written and read, as every driver does
     #[default]
     Headers,
-    /// Every byte is written and read.
+    /// every byte is written and read
     All,
+}
+
+impl Touch {
+    /// What is touched, in words.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Touch::None => "nothing",
+            Touch::Headers => "virtio-net headers",
+            Touch::All => "every byte",
+        }
+    }
 }
 
 /// A guest writes the next `count` frames.

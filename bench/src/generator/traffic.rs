@@ -46,6 +46,9 @@ pub struct TrafficSpec {
     pub vary: Flows,
     /// What guests do with frames.
     pub touch: Touch,
+    /// Receivers give their buffers back, so that frames arrive. Without, the switch takes frames
+    /// and can deliver none, but for the first ones.
+    pub deliver: bool,
 }
 
 /// What happened, since the start.
@@ -53,6 +56,8 @@ pub struct TrafficSpec {
 pub struct Counters {
     /// Frames given to the switch.
     pub sent: u64,
+    /// Of these, those whose buffers the switch gave back.
+    pub taken: u64,
     /// Frames that arrived.
     pub received: u64,
     /// Frames that arrived with another length or content, of those looked at.
@@ -73,6 +78,7 @@ impl Counters {
     pub fn since(&self, then: &Counters) -> Counters {
         Counters {
             sent: self.sent - then.sent,
+            taken: self.taken - then.taken,
             received: self.received - then.received,
             bad: self.bad - then.bad,
             turns: self.turns - then.turns,
@@ -191,16 +197,20 @@ impl<R: Ring> Traffic<R> {
         self.check()
     }
 
-    /// Sends at a rate, in frames a second over all senders, for a time.
+    /// Sends at a rate, in frames a second over all senders, for a time. Returns the longest time
+    /// in which this thread looked at no queue.
     ///
     /// # Errors
     /// The switch broke a ring, or frames.
-    pub fn pace(&mut self, time: Duration, rate: f64) -> Result<(), GeneratorError> {
+    pub fn pace(&mut self, time: Duration, rate: f64) -> Result<Duration, GeneratorError> {
         let (start, per_frame) = (ticks(), ticks_per_second() / rate);
         let end = start + in_ticks(time);
         let (mut sent, senders) = (0_u64, self.senders.len() as f64);
+        let (mut last, mut away) = (start, 0);
         loop {
             let now = ticks();
+            away = away.max(now - last);
+            last = now;
             if now >= end {
                 break;
             }
@@ -216,18 +226,19 @@ impl<R: Ring> Traffic<R> {
             self.forward();
             self.receive(false);
         }
-        self.check()
+        self.check()?;
+        Ok(Duration::from_secs_f64(away as f64 / ticks_per_second()))
     }
 
     /// Receives what is still on its way, until nothing came for a time.
     pub fn drain(&mut self, quiet: Duration) {
         let mut last = Instant::now();
         while last.elapsed() < quiet {
-            let before = self.counters.received;
+            let before = (self.counters.received, self.counters.taken);
             self.send(0);
             self.forward();
             self.receive(false);
-            if self.counters.received != before {
+            if (self.counters.received, self.counters.taken) != before {
                 last = Instant::now();
             }
         }
@@ -261,7 +272,10 @@ impl<R: Ring> Traffic<R> {
     }
 
     /// A frame each way between all that are to find each other, until all arrived.
-    fn learn(&mut self) -> Result<(), GeneratorError> {
+    ///
+    /// # Errors
+    /// The switch is late, or broke a ring.
+    pub fn learn(&mut self) -> Result<(), GeneratorError> {
         let start = Instant::now();
         for pair in 0..self.cards.len() / 2 {
             let (left, right) = (2 * pair, 2 * pair + 1);
@@ -335,24 +349,29 @@ impl<R: Ring> Traffic<R> {
         }
     }
 
-    /// Every machine behind every card sends a frame.
+    /// Every machine behind every card sends a frame. One that is lost on its way is known all the
+    /// same.
     fn introduce(&mut self) -> Result<(), GeneratorError> {
-        let (start, patience) = (Instant::now(), 3 * PATIENCE);
-        for pair in 0..self.cards.len() / 2 {
-            for (from, to) in [(2 * pair + 1, 2 * pair), (2 * pair, 2 * pair + 1)] {
-                for _ in 0..self.spec.flows {
-                    let end = ticks() + in_ticks(Duration::from_millis(20));
-                    let Some((from, to)) = two(&mut self.cards, from, to) else {
-                        return Err(GeneratorError::Pairing);
-                    };
-                    if start.elapsed() > patience {
-                        return Err(GeneratorError::Silent { patience });
-                    }
-                    // One that is lost stays unknown; its frames are flooded and not lost.
-                    let _ = hop(from, to, end);
-                    settle(from);
-                    settle(to);
+        let (start, patience) = (Instant::now(), PATIENCE);
+        for index in (0..self.cards.len()).rev() {
+            let mut left = self.spec.flows;
+            while left > 0 {
+                if start.elapsed() > patience {
+                    let known = self.spec.flows - left;
+                    return Err(GeneratorError::Slow {
+                        known,
+                        machines: self.spec.flows,
+                        patience,
+                    });
                 }
+                if let Some(queue) = self.cards.get_mut(index).and_then(|card| card.tx.first_mut())
+                {
+                    let count = left.min(queue.ring.free().into()).min(BURST.into());
+                    queue.ring.publish(count as u16);
+                    queue.kick();
+                    left -= count;
+                }
+                self.cards.iter_mut().for_each(settle);
             }
         }
         Ok(())
@@ -367,7 +386,7 @@ impl<R: Ring> Traffic<R> {
             let Some(card) = self.cards.get_mut(index) else { continue };
             for queue in &mut card.tx {
                 if most < BURST || queue.due() {
-                    queue.ring.reap(BURST, |_, _| ());
+                    self.counters.taken += u64::from(queue.ring.reap(BURST, |_, _| ()));
                 }
                 if most == 0 {
                     continue;
@@ -442,8 +461,10 @@ impl<R: Ring> Traffic<R> {
                     continue;
                 }
                 self.counters.received += u64::from(count);
-                queue.ring.publish(count);
-                queue.kick_if_seen();
+                if self.spec.deliver {
+                    queue.ring.publish(count);
+                    queue.kick_if_seen();
+                }
             }
         }
     }

@@ -25,7 +25,7 @@ struct Plot {
     value: fn(&Row<'_>, &Window) -> Option<f64>,
 }
 
-const PLOTS: [Plot; 5] = [
+const PLOTS: [Plot; 11] = [
     Plot {
         kind: Kind::Throughput,
         file: "throughput",
@@ -43,12 +43,60 @@ const PLOTS: [Plot; 5] = [
         value: |row, window| Some(window.mpps * f64::from(row.cell.size) * 8.0 / 1e3),
     },
     Plot {
+        kind: Kind::Touch,
+        file: "touch",
+        title: "Frames between guests that write and read every byte",
+        across: "frame size, bytes",
+        up: "Mpps",
+        value: |_, window| Some(window.mpps),
+    },
+    Plot {
         kind: Kind::Rtt,
         file: "rtt",
         title: "Round trip, median",
         across: "frame size, bytes",
         up: "µs",
         value: |_, window| window.round_trips.map(|trips| trips.p50 / 1e3),
+    },
+    Plot {
+        kind: Kind::Rtt,
+        file: "rtt-p99",
+        title: "Round trip, 99th percentile",
+        across: "frame size, bytes",
+        up: "µs",
+        value: |_, window| window.round_trips.map(|trips| trips.p99 / 1e3),
+    },
+    Plot {
+        kind: Kind::SwitchLoopback,
+        file: "switch-loopback",
+        title: "Switch loopback, both ways together",
+        across: "frame size, bytes",
+        up: "Mpps",
+        value: |_, window| Some(window.mpps),
+    },
+    Plot {
+        kind: Kind::VmLoopback,
+        file: "vm-loopback",
+        title: "VM loopback",
+        across: "frame size, bytes",
+        up: "Mpps",
+        value: |_, window| Some(window.mpps),
+    },
+    Plot {
+        kind: Kind::Sides,
+        file: "sides",
+        title: "CPU of the switch at 500 k frames a second",
+        across: "frame size, bytes, and how far frames go",
+        up: "% of one CPU",
+        value: |_, window| Some(window.cpu),
+    },
+    Plot {
+        kind: Kind::Flows,
+        file: "flows",
+        title: "Flows between two machines",
+        across: "flows",
+        up: "Mpps",
+        value: |_, window| Some(window.mpps),
     },
     Plot {
         kind: Kind::Cpu,
@@ -114,7 +162,8 @@ fn lines(report: &Report, plot: &Plot, rows: &[&Row<'_>]) -> Vec<Line> {
 
 fn label(row: &Row<'_>) -> String {
     let label = row.cell.label();
-    label.trim_end_matches(" B").trim_end_matches(" frames/s").trim_end_matches(" pairs").to_owned()
+    let units = [" B", " frames/s", " pairs", " flows"];
+    units.iter().fold(label.as_str(), |label, unit| label.trim_end_matches(unit)).to_owned()
 }
 
 fn color(system: System) -> RGBColor {
@@ -122,6 +171,9 @@ fn color(system: System) -> RGBColor {
         System::Hayate => RGBColor(0xd5, 0x5e, 0x00),
         System::Testpmd => RGBColor(0x00, 0x72, 0xb2),
         System::Ovs => RGBColor(0x00, 0x9e, 0x73),
+        System::HayateLatency => RGBColor(0xe6, 0x9f, 0x00),
+        System::OvsSleep => RGBColor(0x56, 0xb4, 0xe9),
+        System::Bridge => RGBColor(0xcc, 0x79, 0xa7),
         System::Limit => RGBColor(0x99, 0x99, 0x99),
     }
 }

@@ -2,6 +2,7 @@
 
 mod figures;
 mod machine;
+mod promises;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub use machine::Machine;
 
 use crate::cell::{Cell, Method};
-use crate::options::{Options, TouchArg};
+use crate::generator::Touch;
+use crate::options::Options;
 use crate::place::Regime;
 use crate::stats::{Summary, summary};
 use crate::sut::{self, System};
@@ -22,6 +24,32 @@ use crate::window::Window;
 
 /// From this share of its own limit on the generator is what limits.
 const BOUND: f64 = 0.8;
+
+/// A figure of a window.
+pub(crate) type Figure = fn(&Window) -> Option<f64>;
+
+/// Figures that are compared.
+pub(crate) mod figure {
+    use super::{Figure, Window};
+
+    /// Millions of frames a second.
+    pub(crate) const RATE: Figure = |w| Some(w.mpps);
+    /// Round trips in microseconds: the median and the 99th percentile.
+    pub(crate) const P50: Figure = |w| w.round_trips.map(|t| t.p50 / 1e3);
+    /// See [`P50`].
+    pub(crate) const P99: Figure = |w| w.round_trips.map(|t| t.p99 / 1e3);
+    /// CPU time in per cent of one CPU.
+    pub(crate) const CPU: Figure = |w| Some(w.cpu);
+    /// Frames that were sent and did not arrive, in per cent.
+    pub(crate) const LOST: Figure = |w: &Window| match w.sent {
+        0 => None,
+        sent => Some(100.0 * sent.saturating_sub(w.received) as f64 / sent as f64),
+    };
+    /// Cycles of work for each frame.
+    pub(crate) const CYCLES: Figure = |w| w.cycles;
+    /// Share of the time without work, in per cent.
+    pub(crate) const IDLE: Figure = |w| w.busy.map(|busy| 100.0 - busy);
+}
 
 /// All windows of a cell of a system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,7 +71,8 @@ impl Outcome {
         outcomes: &mut Vec<Outcome>,
         cell: Cell,
         system: System,
-        taken: Result<Vec<Window>, String>,
+        windows: Vec<Window>,
+        problem: Option<String>,
     ) {
         let at =
             outcomes.iter().position(|outcome| outcome.system == system).unwrap_or_else(|| {
@@ -51,10 +80,8 @@ impl Outcome {
                 outcomes.len() - 1
             });
         let Some(outcome) = outcomes.get_mut(at) else { return };
-        match taken {
-            Ok(windows) => outcome.windows.extend(windows),
-            Err(problem) => outcome.problem = Some(problem),
-        }
+        outcome.windows.extend(windows);
+        outcome.problem = problem.or(outcome.problem.take());
     }
 
     /// A summary over the windows that count in a regime.
@@ -85,8 +112,10 @@ pub struct Report {
     pub machine: Machine,
     /// What was compared.
     pub systems: Vec<Version>,
-    /// What the guests did with frames.
-    pub touch: String,
+    /// What the guests did with frames, but in the table for that.
+    pub touch: Touch,
+    /// They had checksum and segmentation offload in all tables.
+    pub offloads: bool,
     /// What was found, by cell, then system.
     pub outcomes: Vec<Outcome>,
 }
@@ -118,17 +147,7 @@ impl Row<'_> {
         system: System,
         value: impl Fn(&Window) -> Option<f64>,
     ) -> Option<Summary> {
-        let regime = self.regime?;
-        let rounds = |outcome: &Outcome| {
-            let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
-            for window in outcome.counting(regime) {
-                rounds.entry(window.round).or_default().extend(value(window));
-            }
-            let median = |(round, values)| Some((round, summary(values)?.median));
-            rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
-        };
-        let (own, its) = (rounds(self.of(System::Hayate)?), rounds(self.of(system)?));
-        summary(its.iter().filter_map(|(round, its)| Some(its / own.get(round)?)))
+        ratio(self.of(system)?, self.of(System::Hayate)?, self.regime?, value)
     }
 
     /// Whether a system came so near to the generator's limit that the generator is what limits.
@@ -149,16 +168,12 @@ impl Report {
     #[must_use]
     pub fn new(options: &Options, command: &str, outcomes: Vec<Outcome>) -> Report {
         let version = |&system: &System| Version { system, version: sut::version(system) };
-        let touch = match options.touch {
-            TouchArg::None => "nothing",
-            TouchArg::Headers => "virtio-net headers",
-            TouchArg::All => "every byte",
-        };
         Report {
             command: command.to_owned(),
             machine: Machine::this(options.cpus),
             systems: options.systems.iter().map(version).collect(),
-            touch: touch.to_owned(),
+            touch: options.touch,
+            offloads: options.offloads,
             outcomes,
         }
     }
@@ -210,6 +225,25 @@ impl Report {
     }
 }
 
+/// One outcome's figure divided by another's, in each round in which both have one.
+pub(crate) fn ratio(
+    one: &Outcome,
+    other: &Outcome,
+    regime: Regime,
+    value: impl Fn(&Window) -> Option<f64>,
+) -> Option<Summary> {
+    let rounds = |outcome: &Outcome| {
+        let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+        for window in outcome.counting(regime) {
+            rounds.entry(window.round).or_default().extend(value(window));
+        }
+        let median = |(round, values)| Some((round, summary(values)?.median));
+        rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
+    };
+    let (one, other) = (rounds(one), rounds(other));
+    summary(one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)))
+}
+
 /// The regime in which the system with the fewest windows has the most; the nearer one of two.
 fn common_regime(outcomes: &[&Outcome]) -> Option<Regime> {
     let measured: Vec<&&Outcome> =
@@ -237,7 +271,7 @@ pub fn one_line(cell: &Cell, windows: &[Window]) -> String {
         summary(values).map_or(0.0, |s| s.median / 1e3)
     };
     let what = match cell.method() {
-        Method::RoundTrips => {
+        Method::RoundTrips(_) => {
             let (p50, p99) = (trips(|t| t.p50), trips(|t| t.p99));
             format!("p50 {p50:6.2} us, p99 {p99:6.2} us")
         }
@@ -245,7 +279,11 @@ pub fn one_line(cell: &Cell, windows: &[Window]) -> String {
             let median = |s: Option<Summary>| s.map_or(0.0, |s| s.median);
             let mpps = median(of(|w| Some(w.mpps)));
             let (full, cpu) = (median(of(|w| Some(w.full))), median(of(|w| Some(w.cpu))));
-            format!("{mpps:7.3} Mpps, ring full {full:3.0} %, CPU {cpu:3.0} %")
+            let (busy, cycles) = (median(of(|w| w.busy)), median(of(figure::CYCLES)));
+            format!(
+                "{mpps:7.3} Mpps, ring full {full:3.0} %, CPU {cpu:3.0} %, busy {busy:3.0} %, \
+                 {cycles:4.0} cycles"
+            )
         }
     };
     format!("{what}  ({regime}, n={n})")

@@ -2,19 +2,18 @@
 
 use std::fmt::Write;
 
-use super::{Report, Row};
-use crate::cell::{Kind, Method, Rings};
+use super::{Figure, Report, Row, figure, promises};
+use crate::cell::{Cell, Kind, Method, Rings, Side};
 use crate::stats::Summary;
 use crate::sut::System;
-use crate::window::Window;
 
 /// The report; `figures` are names of files beside it.
 pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
     let mut text = String::from("# Measurements\n\n");
     // Writing to a string does not fail.
     let _ = head(&mut text, report);
-    for figure in figures {
-        let _ = writeln!(text, "![{}]({figure})\n", figure.trim_end_matches(".svg"));
+    for name in figures {
+        let _ = writeln!(text, "![{}]({name})\n", name.trim_end_matches(".svg"));
     }
     let rows = report.rows();
     let mut at = 0;
@@ -27,6 +26,7 @@ pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
         let _ = write_table(&mut text, report, &some);
     }
     let _ = problems(&mut text, report);
+    let _ = promises::write(&mut text, &rows);
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
@@ -38,14 +38,15 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(
         text,
         "{} ({} CPUs, {} GiB), Linux {}, {}; time stamp counter {:.2} GHz. CPU {switch} runs the \
-         switch, CPU {guests} the guests, which touch {}.\n",
+         switch, CPU {guests} the guests, which touch {}{}.\n",
         machine.processor,
         machine.cpus,
         machine.memory,
         machine.kernel,
         machine.system,
         machine.ticks,
-        report.touch,
+        report.touch.as_str(),
+        if report.offloads { ", and have checksum and segmentation offload" } else { "" },
     )?;
     writeln!(text, "```text\n{}\n```\n", report.command)?;
     for version in report.systems.iter().filter(|version| !version.version.is_empty()) {
@@ -56,17 +57,22 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
         "\nEach figure is the median over windows of one regime (smallest-largest, number of \
          windows); the systems take turns in rounds, with the same guest memory. A ratio is the \
          system's figure divided by hayate's of the same round, median over the rounds. *Full* is \
-         how often the generator found its TX ring full. A figure with **†** is within 20 % of the \
+         how often the generator found its TX ring full, *busy* the share of the time in which the \
+         switch had frames to move, and cycles are those of that time: by the switch's own account, \
+         without turns that found nothing. A figure with **†** is within 20 % of the \
          generator's own limit: a lower bound for the switch, whose cycles for each frame say \
          more.\n"
     )
 }
 
-fn title(kind: Kind) -> &'static str {
+pub(super) fn title(kind: Kind) -> &'static str {
     match kind {
         Kind::Throughput => "Throughput, one way",
+        Kind::Touch => "Throughput between guests that write and read every byte",
         Kind::Rtt => "Round trips",
+        Kind::Pings => "Round trips at a fixed rate",
         Kind::Cpu => "CPU of the switch at a fixed rate",
+        Kind::Sides => "CPU of the sender's and of the receiver's side",
         Kind::SwitchLoopback => "Switch loopback: both ways",
         Kind::VmLoopback => "VM loopback: through a virtual machine that forwards",
         Kind::Pairs => "Pairs of guests on one worker",
@@ -78,6 +84,43 @@ fn title(kind: Kind) -> &'static str {
     }
 }
 
+/// What one has to know to read a table.
+fn about(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Touch => Some(
+            "The guests write each frame before it is sent and read it when it arrived, on one CPU \
+             for both. What a switch gains shows as time it is not busy once they are the limit.",
+        ),
+        Kind::Rtt => Some(
+            "One frame in flight, 5 µs between one round trip and the next. `hayate` polls as it does \
+             by default (`balanced`), `hayate, latency` with `polling = \"latency\"`.",
+        ),
+        Kind::Pings => Some("A frame there and back every 100 µs, as a ping does: 10 k a second."),
+        Kind::Cpu => Some(
+            "CPU time of all threads of the switch. Guests at 0 frames a second are connected and \
+             idle. Frames that arrive late are not lost.",
+        ),
+        Kind::Sides => Some(
+            "At 500 k frames a second. With one copy and one worker on one machine the sending and \
+             the receiving hypervisor are the same thread, so the sides are told apart by what is \
+             left out. *Sending*: the switch takes the frames and decides where they go, but the \
+             receiver has no buffers, so it can give them to nobody. *Both*: the same frames are \
+             delivered. *Receiving* is the difference: finding the receiver's buffers, copying, and \
+             notifying (a switch with two copies does its first one while sending). CPU time of a \
+             thread that always polls is 100 % on either side and its difference says nothing; \
+             cycles for each frame count only turns that found frames, for all systems.",
+        ),
+        Kind::VmLoopback => Some(
+            "Generator, switch, virtual machine, switch, generator. The virtual machine swaps the MAC \
+             addresses and sends each frame out of its other card. Frames and cycles are those of the \
+             whole way: a switch moves each frame twice.",
+        ),
+        Kind::SwitchLoopback => Some("Both guests send and receive; frames of both ways together."),
+        Kind::Queues => Some("Each queue of the sender has frames; the switch has one worker."),
+        _ => None,
+    }
+}
+
 fn write_table(text: &mut String, report: &Report, rows: &[&Row<'_>]) -> std::fmt::Result {
     let Some(first) = rows.first() else { return Ok(()) };
     let rings = match first.cell.rings {
@@ -85,78 +128,115 @@ fn write_table(text: &mut String, report: &Report, rows: &[&Row<'_>]) -> std::fm
         Rings::Split => "split rings",
     };
     writeln!(text, "## {}, {rings}\n", title(first.cell.kind))?;
-    let (columns, line) = match first.cell.method() {
-        Method::Flood => (
-            "| | system | Mpps | Gbit/s | ratio | full | cycles/frame | regime |",
-            "|---|---|---|---|---|---|---|---|",
-        ),
-        Method::RoundTrips => (
-            "| | system | p50, µs | p99, µs | p99.9, µs | ratio of p50 | regime |",
-            "|---|---|---|---|---|---|---|",
-        ),
-        Method::Rate(_) => (
-            "| | system | CPU, % | ratio | delivered, Mpps | lost, % | regime |",
-            "|---|---|---|---|---|---|---|",
-        ),
+    if let Some(about) = about(first.cell.kind) {
+        writeln!(text, "{about}\n")?;
+    }
+    let columns: &[&str] = match (first.cell.kind, first.cell.method()) {
+        (Kind::Sides, _) => &[
+            "CPU sending, %",
+            "both, %",
+            "receiving, %",
+            "ratio of both",
+            "cycles/frame sending",
+            "both",
+            "receiving",
+            "lost, %",
+        ],
+        (_, Method::Flood) => &["Mpps", "Gbit/s", "ratio", "full", "busy", "cycles/frame"],
+        (_, Method::RoundTrips(_)) => {
+            &["p50, µs", "p99, µs", "p99.9, µs", "ratio of p50", "CPU, %"]
+        }
+        (_, Method::Rate(_)) => &["CPU, %", "ratio", "delivered, Mpps", "lost, %", "cycles/frame"],
     };
-    writeln!(text, "{columns}\n{line}")?;
-    for row in rows {
+    writeln!(text, "| | system | {} | regime |", columns.join(" | "))?;
+    writeln!(text, "|---|---|{}---|", "---|".repeat(columns.len()))?;
+    // The line of both sides has the other one in it.
+    for row in rows.iter().filter(|row| row.cell.side == Side::Both) {
+        let sending = Cell { side: Side::Sending, ..row.cell };
+        let sending = rows.iter().find(|row| row.cell == sending);
         for version in &report.systems {
-            if row.of(version.system).is_some() {
-                writeln!(text, "{}", line_of(row, version.system))?;
+            let system = version.system;
+            let Some(outcome) = row.of(system) else { continue };
+            write!(text, "| {} | {} | ", row.cell.label(), system.as_str())?;
+            if let (true, Some(problem)) = (outcome.windows.is_empty(), &outcome.problem) {
+                let problem = problem.lines().next().unwrap_or_default();
+                writeln!(text, "{problem} {}|", "| ".repeat(columns.len()))?;
+                continue;
             }
+            let values = match (first.cell.kind, row.cell.method()) {
+                (Kind::Sides, _) => sides(row, sending.copied(), system),
+                (_, Method::Flood) => flood(row, system),
+                (_, Method::RoundTrips(_)) => round_trips(row, system),
+                (_, Method::Rate(_)) => rate(row, system),
+            };
+            let regime = row.regime.map_or("-", crate::place::Regime::as_str);
+            writeln!(text, "{} | {regime} |", values.join(" | "))?;
         }
     }
     writeln!(text)
 }
 
-fn line_of(row: &Row<'_>, system: System) -> String {
-    let regime = row.regime.map_or("-", crate::place::Regime::as_str);
-    let label = row.cell.label();
-    let name = system.as_str();
-    let figure = |value: fn(&Window) -> Option<f64>| row.figure(system, value);
-    let ratio = |value: fn(&Window) -> Option<f64>| match system {
+/// A system's figure divided by hayate's.
+fn ratio(row: &Row<'_>, system: System, figure: Figure) -> String {
+    match system {
         System::Hayate => "1".to_owned(),
-        _ => row.ratio(system, value).map_or("-".to_owned(), |s| format!("{:.2}", s.median)),
-    };
-    match row.cell.method() {
-        Method::Flood => {
-            let mpps = figure(|w| Some(w.mpps));
-            let bits = mpps.map(|s| s.median * f64::from(row.cell.size) * 8.0 / 1e3);
-            let mark = if row.bound(system) { " †" } else { "" };
-            format!(
-                "| {label} | {name} | {}{mark} | {} | {} | {} | {} | {regime} |",
-                spread(mpps, 2),
-                bits.map_or("-".into(), |bits| format!("{bits:.1}")),
-                ratio(|w| Some(w.mpps)),
-                median(figure(|w| Some(w.full)), 0, " %"),
-                median(figure(|w| w.cycles), 0, ""),
-            )
-        }
-        Method::RoundTrips => {
-            let p50 = |w: &Window| w.round_trips.map(|t| t.p50 / 1e3);
-            format!(
-                "| {label} | {name} | {} | {} | {} | {} | {regime} |",
-                spread(figure(p50), 2),
-                median(figure(|w| w.round_trips.map(|t| t.p99 / 1e3)), 2, ""),
-                median(figure(|w| w.round_trips.map(|t| t.p999 / 1e3)), 2, ""),
-                ratio(p50),
-            )
-        }
-        Method::Rate(_) => {
-            let lost = |w: &Window| match w.sent {
-                0 => None,
-                sent => Some(100.0 * sent.saturating_sub(w.received) as f64 / sent as f64),
-            };
-            format!(
-                "| {label} | {name} | {} | {} | {} | {} | {regime} |",
-                spread(figure(|w| Some(w.cpu)), 2),
-                ratio(|w| Some(w.cpu)),
-                median(figure(|w| Some(w.mpps)), 3, ""),
-                median(figure(lost), 3, ""),
-            )
-        }
+        _ => row.ratio(system, figure).map_or("-".to_owned(), |s| format!("{:.2}", s.median)),
     }
+}
+
+fn flood(row: &Row<'_>, system: System) -> Vec<String> {
+    let mpps = row.figure(system, figure::RATE);
+    let bits = mpps.map(|s| s.median * f64::from(row.cell.size) * 8.0 / 1e3);
+    let mark = if row.bound(system) { " †" } else { "" };
+    vec![
+        format!("{}{mark}", spread(mpps, 2)),
+        bits.map_or("-".into(), |bits| format!("{bits:.1}")),
+        ratio(row, system, figure::RATE),
+        median(row.figure(system, |w| Some(w.full)), 0, " %"),
+        median(row.figure(system, |w| w.busy), 0, " %"),
+        median(row.figure(system, figure::CYCLES), 0, ""),
+    ]
+}
+
+fn round_trips(row: &Row<'_>, system: System) -> Vec<String> {
+    vec![
+        spread(row.figure(system, figure::P50), 2),
+        median(row.figure(system, figure::P99), 2, ""),
+        median(row.figure(system, |w| w.round_trips.map(|t| t.p999 / 1e3)), 2, ""),
+        ratio(row, system, figure::P50),
+        median(row.figure(system, figure::CPU), 1, ""),
+    ]
+}
+
+fn rate(row: &Row<'_>, system: System) -> Vec<String> {
+    vec![
+        spread(row.figure(system, figure::CPU), 2),
+        ratio(row, system, figure::CPU),
+        median(row.figure(system, figure::RATE), 3, ""),
+        median(row.figure(system, figure::LOST), 3, ""),
+        median(row.figure(system, figure::CYCLES), 0, ""),
+    ]
+}
+
+fn sides(row: &Row<'_>, sending: Option<&Row<'_>>, system: System) -> Vec<String> {
+    let figures = |figure: Figure| {
+        [sending.and_then(|row| row.figure(system, figure)), row.figure(system, figure)]
+    };
+    let difference = |of: [Option<Summary>; 2], digits: usize| match of {
+        [Some(sending), Some(both)] => format!("{:.digits$}", both.median - sending.median),
+        _ => "-".to_owned(),
+    };
+    let (cpu, cycles) = (figures(figure::CPU), figures(figure::CYCLES));
+    vec![
+        median(cpu[0], 1, ""),
+        spread(cpu[1], 1),
+        difference(cpu, 1),
+        ratio(row, system, figure::CPU),
+        median(cycles[0], 0, ""),
+        median(cycles[1], 0, ""),
+        difference(cycles, 0),
+        median(row.figure(system, figure::LOST), 3, ""),
+    ]
 }
 
 /// Median (smallest-largest, number).
@@ -184,6 +264,9 @@ fn problems(text: &mut String, report: &Report) -> std::fmt::Result {
         let kind = title(cell.kind);
         let (rings, label) = (cell.rings.as_str(), cell.label());
         writeln!(text, "* {system}, {kind}, {rings}, {label}: {problem}")?;
+    }
+    if any {
+        writeln!(text)?;
     }
     Ok(())
 }

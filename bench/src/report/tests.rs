@@ -1,5 +1,5 @@
 use super::*;
-use crate::cell::{Kind, Rings};
+use crate::cell::{Kind, Rings, Side};
 use crate::window::RoundTrips;
 
 /// A report that was made up.
@@ -20,13 +20,26 @@ fn report(outcomes: Vec<Outcome>) -> Report {
             place: [0, 1],
         },
         systems: systems.into_iter().map(version).collect(),
-        touch: "virtio-net headers".into(),
+        touch: Touch::Headers,
+        offloads: false,
         outcomes,
     }
 }
 
 fn cell(kind: Kind) -> Cell {
-    Cell { kind, rings: Rings::Packed, size: 64, pairs: 1, queues: 1, flows: 1, rate: None }
+    Cell {
+        kind,
+        rings: Rings::Packed,
+        size: 64,
+        pairs: 1,
+        queues: 1,
+        entries: 256,
+        flows: 1,
+        rate: None,
+        side: Side::Both,
+        touch: Touch::Headers,
+        offloads: false,
+    }
 }
 
 fn window(round: u32, regime: Regime, mpps: f64) -> Window {
@@ -42,8 +55,10 @@ fn window(round: u32, regime: Regime, mpps: f64) -> Window {
         sent: 1_000,
         received: 1_000,
         mpps,
+        away: 0.0,
         full: 90.0,
         cpu: 100.0,
+        busy: Some(75.0),
         cycles: Some(150.0),
         round_trips: None,
     }
@@ -111,12 +126,15 @@ fn a_figure_near_the_limit_is_marked() {
 fn one_system_is_recorded_over_many_turns() {
     let mut outcomes = Vec::new();
     let cell = cell(Kind::Throughput);
-    let turn = |round| Ok(vec![window(round, Regime::Near, 1.0)]);
-    Outcome::record(&mut outcomes, cell, System::Hayate, turn(0));
-    Outcome::record(&mut outcomes, cell, System::Ovs, Err("it broke".into()));
-    Outcome::record(&mut outcomes, cell, System::Hayate, turn(1));
+    let turn = |round| vec![window(round, Regime::Near, 1.0)];
+    Outcome::record(&mut outcomes, cell, System::Hayate, turn(0), None);
+    Outcome::record(&mut outcomes, cell, System::Ovs, turn(0), Some("it broke\nhere".into()));
+    Outcome::record(&mut outcomes, cell, System::Ovs, Vec::new(), None);
+    Outcome::record(&mut outcomes, cell, System::Hayate, turn(1), None);
     assert_eq!(outcomes.len(), 2);
     assert_eq!(outcomes[0].windows.len(), 2);
+    // What was measured before it broke is kept, and why there is no more.
+    assert_eq!(outcomes[1].windows.len(), 1);
     let text = report(outcomes).markdown();
     assert!(text.contains("OVS-DPDK, Throughput, one way, packed, 64 B: it broke"), "{text}");
 }
@@ -143,6 +161,17 @@ fn everything() -> Report {
         let system = System::Hayate;
         outcomes.push(Outcome { cell, system, windows: vec![one], problem: None });
     }
+    for (system, cpu) in [(System::Hayate, 10.0), (System::OvsSleep, 30.0)] {
+        for (side, cpu) in [(Side::Sending, cpu), (Side::Both, 2.0 * cpu)] {
+            let one = Window { cpu, cycles: Some(10.0 * cpu), ..window(0, Regime::Near, 0.5) };
+            let cell = Cell { rate: Some(500_000), side, ..cell(Kind::Sides) };
+            outcomes.push(Outcome { cell, system, windows: vec![one], problem: None });
+        }
+    }
+    outcomes.sort_by_key(|outcome| (outcome.cell.kind, outcome.cell));
+    let problem = Some("it has not so many ports".to_owned());
+    let cell = Cell { pairs: 32, ..cell(Kind::Pairs) };
+    outcomes.push(Outcome { cell, system: System::Testpmd, windows: Vec::new(), problem });
     report(outcomes)
 }
 
@@ -167,8 +196,9 @@ fn files_are_written_and_figures_are_drawn() {
     let mut names: Vec<String> =
         paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
     names.sort();
-    let figures = ["cpu-packed.svg", "throughput-bits-packed.svg", "throughput-packed.svg"];
-    assert_eq!(names, [&["README.md"], &figures[..1], &["figures.json"], &figures[1..]].concat());
+    let figures = ["sides-packed.svg", "throughput-bits-packed.svg", "throughput-packed.svg"];
+    let others = ["README.md", "cpu-packed.svg", "figures.json"];
+    assert_eq!(names, [others, figures].concat());
     let read = |name: &str| fs::read_to_string(directory.path().join("new").join(name)).unwrap();
     let svg = read("throughput-packed.svg");
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

@@ -1,18 +1,40 @@
 //! hayate: this very program, as a daemon.
 
+use std::fs;
 use std::path::PathBuf;
 
+use super::meter::Meter;
 use super::process::{Process, run};
 use super::{Running, SutError, Topology, directory};
 use crate::place::Place;
 
-/// Starts a daemon with one worker and one network for all ports.
-pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutError> {
+/// Starts a daemon with one worker and one network for all ports; `polling` if it is not to be the
+/// default.
+pub(super) fn start(
+    topology: &Topology,
+    place: Place,
+    polling: Option<&str>,
+) -> Result<Running, SutError> {
     let dir = directory()?;
     let program = program()?;
     let run_dir = dir.path().join("run").display().to_string();
     let cpus = place.switch.to_string();
-    let command = [&program, "daemon", "--run-dir", &run_dir, "--cpus", &cpus, "--log", "warn"];
+    let config = dir.path().join("hayate.toml");
+    let text = polling.map_or(String::new(), |polling| format!("polling = \"{polling}\"\n"));
+    fs::write(&config, text).map_err(SutError::io("the configuration cannot be written"))?;
+    let config = config.display().to_string();
+    let command = [
+        &program,
+        "daemon",
+        "--run-dir",
+        &run_dir,
+        "--config",
+        &config,
+        "--cpus",
+        &cpus,
+        "--log",
+        "warn",
+    ];
     let log = dir.path().join("log");
     let mut daemon = Process::start("hayate daemon", &command.map(str::to_owned), &[], &log, None)?;
     let hayate = |arguments: &[&str]| {
@@ -37,7 +59,8 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         sockets.push(socket);
     }
     let thread = daemon.wait_ready("worker-0", &sockets)?;
-    Ok(Running { sockets, thread, _processes: vec![daemon], _dir: dir })
+    let meter = Meter::Hayate { program, run_dir };
+    Ok(Running { sockets, connects: false, thread, meter, processes: vec![daemon], _dir: dir })
 }
 
 /// This program; HAYATE_BIN names another one, for comparing two builds.

@@ -1,23 +1,30 @@
 //! Switches under test: how each is installed, started on one CPU, and ended.
 //!
 //! All of them get the same: one polling thread alone on the switch's CPU, everything else on the
-//! generator's, ports that listen on vhost-user sockets. Processes are ended by their id when what
+//! generator's, ports that listen on vhost-user sockets. The [`bridge`] has none; its ports are TAP
+//! interfaces. Processes are ended by their id when what
 //! started them is dropped, also when a measurement fails or is interrupted.
 
+pub mod bridge;
 pub mod hayate;
 pub mod install;
+mod meter;
 pub mod ovs;
 pub mod process;
 pub mod testpmd;
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+use crate::cell::{Cell, Kind};
 use crate::place::Place;
-use crate::sched::Thread;
+use crate::sched::{self, Thread};
+use bridge::Bridge;
+use meter::Meter;
 use process::Process;
 
 /// What can be measured.
@@ -38,10 +45,16 @@ use process::Process;
 pub enum System {
     /// hayate, this program
     Hayate,
+    /// hayate with `polling = "latency"`
+    HayateLatency,
     /// dpdk-testpmd forwarding between pairs of vhost ports: neither parses nor looks up
     Testpmd,
     /// Open vSwitch with DPDK, as a MAC-learning switch
     Ovs,
+    /// the same, but its polling thread may sleep for 100 microseconds
+    OvsSleep,
+    /// a Linux bridge between TAP interfaces
+    Bridge,
     /// a device that does nothing: the generator's own limit
     Limit,
 }
@@ -52,8 +65,11 @@ impl System {
     pub fn as_str(self) -> &'static str {
         match self {
             System::Hayate => "hayate",
+            System::HayateLatency => "hayate, latency",
             System::Testpmd => "dpdk-testpmd io",
             System::Ovs => "OVS-DPDK",
+            System::OvsSleep => "OVS-DPDK, sleep",
+            System::Bridge => "Linux bridge",
             System::Limit => "generator's limit",
         }
     }
@@ -62,9 +78,37 @@ impl System {
     #[must_use]
     pub fn packages(self) -> &'static [&'static str] {
         match self {
-            System::Hayate | System::Limit => &[],
+            System::Hayate | System::HayateLatency | System::Limit => &[],
             System::Testpmd => &["dpdk"],
-            System::Ovs => &["openvswitch-switch-dpdk"],
+            System::Ovs | System::OvsSleep => &["openvswitch-switch-dpdk"],
+            System::Bridge => &["iproute2"],
+        }
+    }
+
+    /// Whether it has a place in a cell's table.
+    #[must_use]
+    pub fn takes_part(self, cell: &Cell) -> bool {
+        use Kind::{Cpu, Macs, Pings, Rtt, Sides, Throughput, VmLoopback};
+        match self {
+            System::Hayate | System::Testpmd | System::Ovs => true,
+            System::HayateLatency => cell.kind == Rtt,
+            System::OvsSleep => matches!(cell.kind, Cpu | Pings | Sides),
+            System::Bridge => matches!(cell.kind, Throughput | Rtt),
+            // What is forwarded by a machine is nobody's frame; to it, machines are flows.
+            System::Limit => !matches!(cell.kind, Cpu | Macs | Pings | Sides | VmLoopback),
+        }
+    }
+
+    /// Why it cannot do a cell of a table that it has a place in.
+    #[must_use]
+    pub fn cannot(self, cell: &Cell) -> Option<&'static str> {
+        let Topology { ports, macs, .. } = cell.topology();
+        match self {
+            System::Testpmd if ports > 32 => Some("DPDK is built for at most 32 ports"),
+            System::Ovs | System::OvsSleep if macs > 1_000_000 => {
+                Some("a bridge remembers at most a million addresses (mac-table-size)")
+            }
+            _ => None,
         }
     }
 
@@ -72,9 +116,9 @@ impl System {
     #[must_use]
     pub fn hugepages(self) -> u64 {
         match self {
-            System::Hayate | System::Limit => 0,
+            System::Hayate | System::HayateLatency | System::Bridge | System::Limit => 0,
             System::Testpmd => 256,
-            System::Ovs => 512,
+            System::Ovs | System::OvsSleep => 512,
         }
     }
 }
@@ -96,14 +140,57 @@ pub struct Topology {
 
 /// A switch that runs.
 pub struct Running {
-    /// One vhost-user socket for each port; the switch listens.
+    /// One vhost-user socket for each port.
     pub sockets: Vec<PathBuf>,
+    /// The switch connects to them; otherwise it listens there.
+    pub connects: bool,
     /// Its data thread.
     pub thread: Thread,
-    /// Its processes: ended in this order.
-    _processes: Vec<Process>,
+    /// How it says how long it was busy.
+    meter: Meter,
+    /// Its processes, the switch itself first: ended in this order.
+    processes: Vec<Process>,
     /// Its files: removed after the processes ended.
     _dir: TempDir,
+}
+
+impl Running {
+    /// Whether all of its processes are there.
+    pub fn alive(&mut self) -> bool {
+        self.processes.iter_mut().all(Process::alive)
+    }
+
+    /// CPU time of all threads of the switch so far.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        self.processes.first().map_or(Duration::ZERO, |switch| sched::cpu_time(switch.pid()))
+    }
+
+    /// How long its data thread had frames to move so far, in seconds, by its own account. None
+    /// when it does not say.
+    pub fn busy(&mut self) -> Option<f64> {
+        self.meter.read(self.processes.first_mut()?)
+    }
+}
+
+/// What frames go through.
+pub enum Rig {
+    /// A switch that listens on vhost-user sockets.
+    Switch(Running),
+    /// A Linux bridge.
+    Bridge(Bridge),
+    /// A device that does nothing.
+    Null,
+}
+
+impl Rig {
+    /// Whether it is still there.
+    pub fn alive(&mut self) -> bool {
+        match self {
+            Rig::Switch(running) => running.alive(),
+            Rig::Bridge(_) | Rig::Null => true,
+        }
+    }
 }
 
 /// Why a switch could not be started.
@@ -144,20 +231,19 @@ impl SutError {
     }
 }
 
-/// Starts a switch; none for [`System::Limit`].
+/// Starts a system.
 ///
 /// # Errors
 /// See [`SutError`].
-pub fn start(
-    system: System,
-    topology: &Topology,
-    place: Place,
-) -> Result<Option<Running>, SutError> {
+pub fn start(system: System, topology: &Topology, place: Place) -> Result<Rig, SutError> {
     match system {
-        System::Hayate => hayate::start(topology, place).map(Some),
-        System::Testpmd => testpmd::start(topology, place).map(Some),
-        System::Ovs => ovs::start(topology, place).map(Some),
-        System::Limit => Ok(None),
+        System::Hayate => hayate::start(topology, place, None).map(Rig::Switch),
+        System::HayateLatency => hayate::start(topology, place, Some("latency")).map(Rig::Switch),
+        System::Testpmd => testpmd::start(topology, place).map(Rig::Switch),
+        System::Ovs => ovs::start(topology, place, 0).map(Rig::Switch),
+        System::OvsSleep => ovs::start(topology, place, 100).map(Rig::Switch),
+        System::Bridge => Bridge::new(topology.ports).map(Rig::Bridge),
+        System::Limit => Ok(Rig::Null),
     }
 }
 
@@ -165,9 +251,9 @@ pub fn start(
 #[must_use]
 pub fn version(system: System) -> String {
     match system {
-        System::Hayate => env!("CARGO_PKG_VERSION").to_owned(),
+        System::Hayate | System::HayateLatency => env!("CARGO_PKG_VERSION").to_owned(),
         System::Limit => String::new(),
-        System::Testpmd | System::Ovs => {
+        System::Testpmd | System::Ovs | System::OvsSleep | System::Bridge => {
             install::version(system.packages()).unwrap_or_else(|| "not installed".to_owned())
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::meter::Meter;
 use super::process::{Process, run};
 use super::{Running, SutError, Topology, directory};
 use crate::place::Place;
@@ -10,7 +11,8 @@ use crate::place::Place;
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 
-pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutError> {
+/// Starts database and switch. `sleep`: how long its polling thread may sleep, in microseconds.
+pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Running, SutError> {
     let dir = directory()?;
     let at = dir.path();
     let env = [
@@ -50,30 +52,49 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         "other_config:dpdk-socket-mem=1024",
         &format!("other_config:pmd-cpu-mask={switch_mask}"),
         &format!("other_config:dpdk-lcore-mask={guest_mask}"),
+        // The name since 3.2, and the one before.
+        &format!("other_config:pmd-sleep-max={sleep}"),
+        &format!("other_config:pmd-maxsleep={sleep}"),
         "other_config:dpdk-extra=--no-pci --in-memory --no-telemetry",
     ])?;
     let pid_file = format!("--pidfile={}", text(at.join("vswitchd.pid")));
-    let command = [pinned.as_slice(), &[SWITCH, &remote, &pid_file]].concat();
+    let control = text(at.join("vswitchd.ctl"));
+    let control_at = format!("--unixctl={control}");
+    let command = [pinned.as_slice(), &[SWITCH, &remote, &pid_file, &control_at]].concat();
     let mut switch =
         Process::start("ovs-vswitchd", &owned(&command), &env, &at.join("vswitchd.log"), None)?;
 
     vsctl(&["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])?;
     if topology.macs > 2048 {
-        let size = format!("other_config:mac-table-size={}", topology.macs + 64);
+        // A million is its limit.
+        let size = format!("other_config:mac-table-size={}", topology.macs);
         vsctl(&["set", "bridge", "br0", &size])?;
     }
-    let mut sockets = Vec::new();
-    for port in 0..topology.ports {
-        let name = format!("v{port}");
-        let mut add = vec!["add-port", "br0", &name, "--", "set", "Interface", &name];
-        let mtu = topology.mtu.map(|mtu| format!("mtu_request={mtu}"));
-        add.push("type=dpdkvhostuser");
+    // Only ports that connect have offloads.
+    let connects = topology.offloads;
+    let names: Vec<String> = (0..topology.ports).map(|port| format!("v{port}")).collect();
+    let sockets: Vec<PathBuf> = names.iter().map(|name| at.join(name)).collect();
+    let mtu = topology.mtu.map(|mtu| format!("mtu_request={mtu}"));
+    let paths: Vec<String> = sockets
+        .iter()
+        .map(|socket| format!("options:vhost-server-path={}", socket.display()))
+        .collect();
+    // All in one go: the switch is configured anew after each.
+    let mut add = Vec::new();
+    for (name, path) in names.iter().zip(&paths) {
+        add.extend(["--", "add-port", "br0", name, "--", "set", "Interface", name]);
+        if connects {
+            add.extend(["type=dpdkvhostuserclient", path]);
+        } else {
+            add.push("type=dpdkvhostuser");
+        }
         add.extend(mtu.as_deref());
-        vsctl(&add)?;
-        sockets.push(at.join(name));
     }
-    let thread = switch.wait_ready("pmd", &sockets)?;
-    Ok(Running { sockets, thread, _processes: vec![switch, database], _dir: dir })
+    vsctl(&add)?;
+    let ready = if connects { &[] } else { sockets.as_slice() };
+    let thread = switch.wait_ready("pmd", ready)?;
+    let meter = Meter::Ovs { control };
+    Ok(Running { sockets, connects, thread, meter, processes: vec![switch, database], _dir: dir })
 }
 
 fn owned(command: &[&str]) -> Vec<String> {

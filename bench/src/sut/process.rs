@@ -59,6 +59,20 @@ impl Process {
         self.child.id()
     }
 
+    /// Whether it has not ended.
+    pub fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Says a line to it and waits for what that makes it write to its log: the first that `find`
+    /// finds there.
+    pub fn ask<T>(&mut self, line: &str, find: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let log = self.log.clone();
+        let before = fs::metadata(&log).ok()?.len() as usize;
+        writeln!(self.child.stdin.as_mut()?, "{line}").ok()?;
+        self.wait_for(5, || find(fs::read_to_string(&log).ok()?.get(before..)?)).ok()
+    }
+
     /// Waits until something is there.
     ///
     /// # Errors
@@ -80,7 +94,7 @@ impl Process {
             if start.elapsed() > Duration::from_secs(seconds) {
                 return Err(SutError::Late { what: self.name.clone(), seconds, said: said() });
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

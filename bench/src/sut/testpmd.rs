@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::meter::Meter;
 use super::process::Process;
 use super::{Running, SutError, Topology, directory};
 use crate::place::Place;
@@ -14,10 +15,12 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
     let (guests, switch) = (place.guests, place.switch);
     let queues = topology.queues;
     let prefix = format!("hayate-bench-{}", std::process::id());
-    let mut command: Vec<String> =
-        ["dpdk-testpmd", "--in-memory", "--no-pci", "--no-telemetry", "-m", "512"]
-            .map(str::to_owned)
-            .into();
+    // What it says is to be in the log at once.
+    let mut command: Vec<String> = ["stdbuf", "-oL", "dpdk-testpmd", "--in-memory", "--no-pci"]
+        .into_iter()
+        .chain(["--no-telemetry", "-m", "512"])
+        .map(str::to_owned)
+        .collect();
     command.extend(["-l".into(), format!("{guests},{switch}")]);
     command.extend(["--main-lcore".into(), guests.to_string()]);
     command.extend(["--file-prefix".into(), prefix.clone(), "--log-level=*:error".into()]);
@@ -37,6 +40,7 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
             "--auto-start",
             "--mbcache=256",
             "--no-lsc-interrupt",
+            "--record-core-cycles",
         ]
         .map(str::to_owned),
     );
@@ -58,5 +62,12 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
     // The sockets are there a little before forwarding starts.
     std::thread::sleep(Duration::from_millis(300));
     let _ = std::fs::remove_dir_all(Path::new("/var/run/dpdk").join(prefix));
-    Ok(Running { sockets, thread, _processes: vec![process], _dir: dir })
+    Ok(Running {
+        sockets,
+        connects: false,
+        thread,
+        meter: Meter::Testpmd,
+        processes: vec![process],
+        _dir: dir,
+    })
 }

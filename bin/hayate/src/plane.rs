@@ -280,7 +280,6 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         node: worker.node,
         load_percent: percent(worker.load),
         frames_per_second: worker.frames_per_second,
-        busy_ns: worker.busy_ns,
         state: match worker.state {
             dataplane::WorkerState::Polling => api::WorkerState::Polling,
             dataplane::WorkerState::Napping => api::WorkerState::Napping,
@@ -289,6 +288,7 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         queues: queues.collect(),
         polls: worker.polls,
         busy_polls: worker.busy_polls,
+        busy_us: worker.busy.as_micros() as u64,
         naps: worker.naps,
         sleeps: worker.sleeps,
         frames: worker.frames,

@@ -14,12 +14,20 @@ const PORTS: usize = 4;
 
 fn spec(packed: bool) -> TrafficSpec {
     TrafficSpec {
-        card: CardSpec { packed, in_order: packed, entries: 64, queues: 1, offloads: false },
+        card: CardSpec {
+            packed,
+            in_order: packed,
+            entries: 64,
+            queues: 1,
+            offloads: false,
+            listen: false,
+        },
         size: 128,
         paths: Paths::OneWay,
         flows: 100,
         vary: Flows::Ports,
         touch: Touch::Headers,
+        deliver: true,
     }
 }
 
@@ -92,6 +100,37 @@ fn at_a_low_rate_nothing_is_lost() {
         });
     }
     assert!(traffic.counters().sent > sent);
+    traffic.disconnect().unwrap();
+}
+
+/// What nobody has room for is taken all the same: what sending costs can be told from the rest.
+#[test]
+fn frames_are_taken_that_cannot_be_delivered() {
+    let (_daemon, sockets) = daemon();
+    let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
+    let spec = TrafficSpec { deliver: false, ..spec(true) };
+    let mut traffic = Traffic::<Packed>::connect(&sockets[..2], &spec, &memory).unwrap();
+    let before = traffic.counters();
+    common::until("many frames were taken", || {
+        traffic.pace(Duration::from_millis(5), 100_000.0).unwrap();
+        traffic.counters().since(&before).taken > 2_000
+    });
+    traffic.drain(Duration::from_millis(20));
+    let counters = traffic.counters().since(&before);
+    assert!(counters.received <= 64, "no more than the receiver had buffers: {counters:?}");
+    assert!(counters.taken <= counters.sent, "{counters:?}");
+    traffic.disconnect().unwrap();
+}
+
+/// Every machine is known after the introduction, so no frame is flooded to others.
+#[test]
+fn machines_are_introduced_in_bursts() {
+    let (daemon, sockets) = daemon();
+    let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
+    let spec = TrafficSpec { flows: 500, vary: Flows::Macs, ..spec(false) };
+    let traffic = Traffic::<Split>::connect(&sockets[..2], &spec, &memory).unwrap();
+    let known = daemon.ok("fdb n --json").matches("\"mac\"").count();
+    assert!(known >= 1_000, "{known} addresses are known");
     traffic.disconnect().unwrap();
 }
 

@@ -248,7 +248,7 @@ fn queues_are_placed_and_workers_shown() {
     assert!(worker["load_percent"].as_u64().unwrap() <= 100, "{worker}");
     let metrics = daemon.ok("stats --prometheus");
     assert!(metrics.contains("hayate_worker_queues{worker=\"1\"} 1"), "{metrics}");
-    assert!(metrics.contains("hayate_worker_busy_nanoseconds_total{worker=\"0\"}"), "{metrics}");
+    assert!(metrics.contains("hayate_worker_busy_microseconds_total{worker=\"0\"}"), "{metrics}");
 
     daemon.fails("worker show 2", 4, &["there is no worker 2", "`hayate worker list`"]);
     daemon.fails("worker move host 2", 2, &["no worker 2, allowed is 0 to 1"]);

@@ -74,12 +74,12 @@ pub struct Worker {
     pub frames_per_second: u64,
     /// The queues it takes frames from; it delivers to any.
     pub queues: Vec<WorkerQueue>,
-    /// Nanoseconds in which it had something to do.
-    pub busy_ns: u64,
     /// Times it looked at its queues.
     pub polls: u64,
     /// Of these, times it found something to do.
     pub busy_polls: u64,
+    /// Microseconds in which it had something to do.
+    pub busy_us: u64,
     /// Times it let frames gather for some microseconds.
     pub naps: u64,
     /// Times it went to sleep until it was notified.

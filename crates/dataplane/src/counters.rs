@@ -21,6 +21,12 @@ impl Counter {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
+    /// Becomes `n`. Only the block's one writer calls this.
+    #[inline]
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Relaxed);
+    }
+
     #[inline]
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Relaxed)

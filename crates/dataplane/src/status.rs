@@ -185,12 +185,12 @@ pub struct WorkerStatus {
     pub load: f64,
     /// Frames a second it took from its queues, lately.
     pub frames_per_second: u64,
-    /// Nanoseconds in which there was something to do.
-    pub busy_ns: u64,
     /// Passes over its queues.
     pub polls: u64,
     /// Of these, passes that found a frame.
     pub busy_polls: u64,
+    /// How long it had something to do.
+    pub busy: Duration,
     /// Times it waited a little for frames to gather.
     pub naps: u64,
     /// Times it went to sleep until it was notified.

@@ -227,7 +227,7 @@ fn queues_move_while_frames_flow() {
     });
     // All workers had their part, as shown.
     for worker in plane.host.workers() {
-        assert!(worker.frames > 0 && worker.busy_ns > 0, "{worker:?}");
+        assert!(worker.frames > 0 && worker.busy > Duration::ZERO, "{worker:?}");
     }
     let frames: u64 = duos.iter().flat_map(|duo| &duo.vms).map(|vm| vm.sent).sum();
     let balance = plane.settle(&ports, frames);

@@ -70,6 +70,9 @@ pub struct Pace {
     hits: [u32; 2],
     /// The idle period going on.
     idle: Option<Period>,
+    /// Time with work up to the last idle period, in nanoseconds, and when that with none ended.
+    busy_ns: u64,
+    busy_since: u64,
     /// Idle periods so far.
     periods: u32,
     /// The nap taken.
@@ -123,11 +126,22 @@ impl Pace {
             load: 0,
             hits: [0; 2],
             idle: None,
+            busy_ns: 0,
+            busy_since: now,
             periods: 0,
             napped: None,
             late: 0,
             nap_after: now,
             hold: HOLD.0,
+        }
+    }
+
+    /// Time with work up to `now`, in nanoseconds.
+    #[must_use]
+    pub fn busy_ns(&self, now: u64) -> u64 {
+        match self.idle {
+            Some(_) => self.busy_ns,
+            None => self.busy_ns + now.saturating_sub(self.busy_since),
         }
     }
 
@@ -187,6 +201,7 @@ impl Pace {
 
     fn begin_idle(&mut self, now: u64) -> Period {
         self.periods = self.periods.wrapping_add(1);
+        self.busy_ns += now.saturating_sub(self.busy_since);
         let Limits { spin: [short, long], spin_loaded, learns, .. } = self.limits;
         let [soon, later] = self.hits;
         let explores = !learns || self.periods.is_multiple_of(EXPLORE);
@@ -211,6 +226,7 @@ impl Pace {
     fn end_idle(&mut self, frames: u64) {
         let Some(period) = self.idle.take() else { return };
         self.window.idle_ns += period.seen - period.since;
+        self.busy_since = period.seen;
         if let Some(nap) = self.napped.take() {
             self.pays(nap.expected, frames, period.seen);
         }

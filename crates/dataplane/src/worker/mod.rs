@@ -13,7 +13,6 @@
 //! session; errors of a TAP queue count as drops; nothing ends a worker but the exit command.
 
 pub(crate) mod forward;
-mod meter;
 pub(crate) mod placement;
 mod sleep;
 
@@ -38,7 +37,6 @@ use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
 use crate::status::WorkerState;
 use forward::{Forward, Lookup, Sender};
-use meter::Meter;
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
@@ -135,7 +133,6 @@ pub(crate) struct Worker {
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
-    meter: Meter,
     bed: Bed,
     epoch: Instant,
     now_ms: u64,
@@ -173,7 +170,6 @@ impl Worker {
                 workshop: Workshop::new(),
             },
             pace: Pace::new(polling, now),
-            meter: Meter::new(now),
             bed,
             epoch,
             now_ms: 0,
@@ -207,13 +203,13 @@ impl Worker {
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
                 self.pace.busy(frames);
-                self.meter.busy();
                 continue;
             }
             looks = LOOKS / (1 + self.tx.len());
             let now = self.now_ns();
-            self.meter.idle(now, &self.shared.busy_ns);
-            match self.pace.idle(now) {
+            let idle = self.pace.idle(now);
+            self.shared.busy_ns.set(self.pace.busy_ns(now));
+            match idle {
                 Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
                 Idle::Sleep => self.sleep(),
@@ -253,7 +249,8 @@ impl Worker {
     fn tick(&mut self, now: Instant) {
         let since = now.duration_since(self.epoch);
         self.now_ms = since.as_millis() as u64;
-        self.meter.settle(since.as_nanos() as u64, &self.shared.busy_ns);
+        // A worker that never rests is seen to be busy, too.
+        self.shared.busy_ns.set(self.pace.busy_ns(since.as_nanos() as u64));
     }
 
     /// Asks the kernel which TAP queues are readable, without waiting.

@@ -43,10 +43,10 @@ type OfWorker = (&'static str, &'static str, fn(&Worker) -> u64);
 const OF_WORKER: [OfWorker; 6] = [
     ("worker_polls_total", "Times a worker looked at its queues.", |w| w.polls),
     ("worker_busy_polls_total", "Of these, times it found something.", |w| w.busy_polls),
+    ("worker_busy_microseconds_total", "Time a worker had something to do.", |w| w.busy_us),
     ("worker_naps_total", "Times a worker let frames gather.", |w| w.naps),
     ("worker_sleeps_total", "Times a worker went to sleep.", |w| w.sleeps),
     ("worker_frames_total", "Frames a worker took from ports.", |w| w.frames),
-    ("worker_busy_nanoseconds_total", "Time in which a worker had something to do.", |w| w.busy_ns),
 ];
 
 /// All counters as text.

@@ -1,0 +1,337 @@
+//! What hayate promises beside its peers, and whether a run shows it.
+
+use std::fmt::Write;
+
+use super::{Figure, Outcome, Row, common_regime, figure, ratio};
+use crate::cell::{Cell, Kind, Rings, Side};
+use crate::sut::System;
+
+/// Windows that a figure needs, to be one.
+const WINDOWS: usize = 12;
+
+/// A switch is saturated when the generator finds its TX ring full that often, in per cent.
+const SATURATED: f64 = 90.0;
+
+/// Which cells of a table, and which rows by what was measured.
+type Cells = fn(&Cell) -> bool;
+type Rows = fn(&Row<'_>) -> bool;
+
+/// A promise about some cells of a table.
+struct Promise {
+    text: &'static str,
+    kind: Kind,
+    /// Of these rings; none: of either.
+    rings: Option<Rings>,
+    cells: Cells,
+    /// Where it holds.
+    when: Rows,
+    measure: Measure,
+    bound: Bound,
+}
+
+/// What is looked at.
+enum Measure {
+    /// A system's figure.
+    Of(System, Figure),
+    /// A system's figure divided by another's.
+    Over(System, System, Figure),
+    /// hayate's figure divided by that of this cell of the same table.
+    OverCell(Cells, Figure),
+}
+
+/// What it has to be.
+#[derive(Clone, Copy)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Bound::AtLeast(bound) => value >= bound,
+            Bound::AtMost(bound) => value <= bound,
+        }
+    }
+}
+
+/// All of them.
+fn promises() -> Vec<Promise> {
+    use Bound::{AtLeast, AtMost};
+    use Measure::{Of, Over, OverCell};
+    use Rings::{Packed, Split};
+    use System::{Hayate, HayateLatency, Ovs, OvsSleep, Testpmd};
+    use figure::{CPU, CYCLES, IDLE, LOST, P50, P99, RATE};
+
+    let of = |kind, rings, cells, text, measure, bound| Promise {
+        text,
+        kind,
+        rings,
+        cells,
+        when: |_| true,
+        measure,
+        bound,
+    };
+    let small: Cells = |cell| cell.size <= 128;
+    let large: Cells = |cell| cell.size >= 1024;
+    let half: Cells = |cell| cell.size == 512;
+    let ends: Cells = |cell| matches!(cell.size, 64 | 1518);
+    let all: Cells = |_| true;
+    let one: Cells = |cell| cell.flows == 1;
+    let (packed, split) = (Some(Packed), Some(Split));
+    let free: Rows = |row| !row.bound(System::Hayate);
+    let bound: Rows = |row| row.bound(System::Hayate);
+    let saturated: Rows =
+        |row| row.figure(System::Testpmd, |w| Some(w.full)).is_some_and(|s| s.median >= SATURATED);
+
+    let rate = |other| Over(Hayate, other, RATE);
+    let table = Kind::Throughput;
+    let mut promises = vec![
+        Promise {
+            when: free,
+            ..of(table, packed, small, "up to 128 B: rate, of OVS-DPDK's", rate(Ovs), AtLeast(1.5))
+        },
+        of(table, packed, large, "from 1024 B: rate, of OVS-DPDK's", rate(Ovs), AtLeast(1.8)),
+        of(table, packed, all, "rate, of testpmd's", rate(Testpmd), AtLeast(1.0)),
+        of(table, packed, half, "512 B: rate, of testpmd's", rate(Testpmd), AtLeast(1.3)),
+        of(table, packed, large, "from 1024 B: rate, of testpmd's", rate(Testpmd), AtLeast(1.5)),
+        Promise {
+            when: free,
+            ..of(table, split, all, "rate, of OVS-DPDK's", rate(Ovs), AtLeast(1.4))
+        },
+        Promise {
+            when: bound,
+            ..of(
+                table,
+                None,
+                all,
+                "cycles/frame where the generator limits, of OVS-DPDK's",
+                Over(Hayate, Ovs, CYCLES),
+                AtMost(0.6),
+            )
+        },
+        of(Kind::Touch, None, all, "rate, of testpmd's", rate(Testpmd), AtLeast(1.0)),
+        Promise {
+            when: saturated,
+            ..of(
+                Kind::Touch,
+                None,
+                all,
+                "idle where testpmd is saturated, %",
+                Of(Hayate, IDLE),
+                AtLeast(20.0),
+            )
+        },
+    ];
+    let (thousand, million): (Cells, Cells) =
+        (|cell| cell.flows == 1_000, |cell| cell.flows == 1_000_000);
+    let rate = || OverCell(one, RATE);
+    let (few, many) = ("1 k: rate, of that with one", "1 M: rate, of that with one");
+    promises.extend([
+        of(Kind::Flows, None, thousand, few, rate(), AtLeast(0.97)),
+        of(Kind::Flows, None, million, many, rate(), AtLeast(0.70)),
+        of(
+            Kind::Macs,
+            None,
+            |cell| cell.flows == 500_000,
+            "1 M: rate, of that with two",
+            rate(),
+            AtLeast(0.70),
+        ),
+        of(
+            Kind::Pairs,
+            None,
+            |cell| cell.pairs == 32,
+            "32: rate, of that with one",
+            OverCell(|cell| cell.pairs == 1, RATE),
+            AtLeast(0.80),
+        ),
+    ]);
+    let trips = |figure| Over(HayateLatency, Testpmd, figure);
+    promises.extend([
+        of(Kind::Rtt, packed, ends, "p50 with `latency`, of testpmd's", trips(P50), AtMost(0.6)),
+        of(Kind::Rtt, split, ends, "p50 with `latency`, of testpmd's", trips(P50), AtMost(1.0)),
+        of(Kind::Rtt, None, ends, "p99 with `latency`, of testpmd's", trips(P99), AtMost(1.0)),
+    ]);
+    let load =
+        |text, cells: Cells, most| of(Kind::Cpu, None, cells, text, Of(Hayate, CPU), AtMost(most));
+    promises.extend([
+        load("quiet: CPU, %", |cell| cell.rate == Some(0) && cell.pairs == 1, 0.5),
+        load("100 quiet pairs: CPU, %", |cell| cell.rate == Some(0) && cell.pairs == 100, 2.0),
+        load("10 k: CPU, %", |cell| cell.rate == Some(10_000), 8.0),
+        load("100 k: CPU, %", |cell| cell.rate == Some(100_000), 30.0),
+        load("1 M: CPU, %", |cell| cell.rate == Some(1_000_000), 70.0),
+        of(
+            Kind::Cpu,
+            None,
+            |cell| cell.rate == Some(1_000_000),
+            "1 M: frames lost, %",
+            Of(Hayate, LOST),
+            AtMost(0.0),
+        ),
+        of(Kind::Pings, None, all, "p50, µs", Of(Hayate, P50), AtMost(25.0)),
+    ]);
+    let side = |side: Cells, text, other| {
+        of(Kind::Sides, None, side, text, Over(Hayate, other, CPU), AtMost(1.0))
+    };
+    let sending: Cells = |cell| cell.side == Side::Sending;
+    let both: Cells = |cell| cell.side == Side::Both;
+    promises.extend([
+        side(sending, "sending: CPU, of testpmd's", Testpmd),
+        side(sending, "sending: CPU, of OVS-DPDK's", Ovs),
+        side(sending, "sending: CPU, of OVS-DPDK's that sleeps", OvsSleep),
+        side(both, "both: CPU, of testpmd's", Testpmd),
+        side(both, "both: CPU, of OVS-DPDK's", Ovs),
+        side(both, "both: CPU, of OVS-DPDK's that sleeps", OvsSleep),
+    ]);
+    promises
+}
+
+/// A figure, and the windows it is of.
+struct Found {
+    label: String,
+    value: Option<f64>,
+    windows: usize,
+}
+
+/// What a run says about a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Met,
+    NotMet,
+    NotMeasured,
+    /// Measured, but nowhere as it would have to be.
+    NoCase,
+}
+
+impl Verdict {
+    fn of(found: Option<&[Found]>, bound: Bound) -> Verdict {
+        let Some(found) = found else { return Verdict::NotMeasured };
+        let failed = |one: &Found| one.value.is_some_and(|value| !bound.holds(value));
+        match found {
+            [] => Verdict::NoCase,
+            some if some.iter().any(failed) => Verdict::NotMet,
+            some if some.iter().any(|one| one.value.is_none()) => Verdict::NotMeasured,
+            _ => Verdict::Met,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Verdict::Met => "met",
+            Verdict::NotMet => "**not met**",
+            Verdict::NotMeasured => "not measured",
+            Verdict::NoCase => "no such case",
+        }
+    }
+}
+
+impl Promise {
+    /// What there is in these rows, of one ring format; none: no such cell was measured.
+    fn find(&self, rows: &[Row<'_>], rings: Rings) -> Option<Vec<Found>> {
+        let table =
+            || rows.iter().filter(move |row| (row.cell.kind, row.cell.rings) == (self.kind, rings));
+        let mut any = false;
+        let mut found = Vec::new();
+        for row in table().filter(|row| (self.cells)(&row.cell)) {
+            any = true;
+            if (self.when)(row) {
+                let measured = match self.measure {
+                    Measure::Of(system, figure) => {
+                        row.figure(system, figure).map(|s| (s.median, s.n))
+                    }
+                    Measure::Over(one, other, figure) => over(row.of(one), row.of(other), figure),
+                    Measure::OverCell(base, figure) => {
+                        let base = table().find(|row| base(&row.cell));
+                        let base = base.and_then(|row| row.of(System::Hayate));
+                        over(row.of(System::Hayate), base, figure)
+                    }
+                };
+                let label = row.cell.label();
+                let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
+                found.push(Found { label, value, windows });
+            }
+        }
+        any.then_some(found)
+    }
+}
+
+/// One outcome's figure divided by another's, and the windows of the one with fewer.
+fn over(one: Option<&Outcome>, other: Option<&Outcome>, figure: Figure) -> Option<(f64, usize)> {
+    let (one, other) = (one?, other?);
+    let regime = common_regime(&[one, other])?;
+    let windows = [one, other].map(|outcome| outcome.counting(regime).count());
+    let ratio = ratio(one, other, regime, figure)?;
+    Some((ratio.median, windows.into_iter().min()?))
+}
+
+/// The section about them.
+pub(super) fn write(text: &mut String, rows: &[Row<'_>]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
+         most windows. A figure of fewer than {WINDOWS} windows is marked with their number.\n"
+    )?;
+    writeln!(text, "| table | rings | what | promised | measured | |\n|---|---|---|---|---|---|")?;
+    for promise in promises() {
+        for rings in [Rings::Packed, Rings::Split] {
+            if promise.rings.is_some_and(|only| only != rings) {
+                continue;
+            }
+            let found = promise.find(rows, rings);
+            let verdict = Verdict::of(found.as_deref(), promise.bound);
+            let mut measured: Vec<String> = found.iter().flatten().map(Found::to_string).collect();
+            if found.is_none() {
+                measured.push("-".to_owned());
+            }
+            let promised = match promise.bound {
+                Bound::AtLeast(bound) => format!("≥ {bound}"),
+                Bound::AtMost(bound) => format!("≤ {bound}"),
+            };
+            writeln!(
+                text,
+                "| {} | {} | {} | {promised} | {} | {} |",
+                super::tables::title(promise.kind),
+                rings.as_str(),
+                promise.text,
+                measured.join(", "),
+                verdict.as_str()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.value {
+            None => write!(f, "{}: -", self.label),
+            Some(value) => {
+                write!(f, "{}: {value:.2}", self.label)?;
+                if self.windows < WINDOWS { write!(f, " (n={})", self.windows) } else { Ok(()) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(values: &[Option<f64>]) -> Vec<Found> {
+        let one = |&value: &Option<f64>| Found { label: "64 B".into(), value, windows: 12 };
+        values.iter().map(one).collect()
+    }
+
+    #[test]
+    fn one_cell_that_fails_is_enough() {
+        let of = |values: &[Option<f64>]| Verdict::of(Some(&found(values)), Bound::AtLeast(1.5));
+        assert_eq!(of(&[Some(1.5), Some(2.0)]), Verdict::Met);
+        assert_eq!(of(&[Some(1.49), Some(2.0)]), Verdict::NotMet);
+        assert_eq!(of(&[None, Some(1.0)]), Verdict::NotMet);
+        assert_eq!(of(&[None, Some(2.0)]), Verdict::NotMeasured);
+        assert_eq!(of(&[]), Verdict::NoCase);
+        assert_eq!(Verdict::of(None, Bound::AtMost(1.0)), Verdict::NotMeasured);
+        assert_eq!(Verdict::of(Some(&found(&[Some(1.1)])), Bound::AtMost(1.0)), Verdict::NotMet);
+    }
+}
