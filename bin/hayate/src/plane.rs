@@ -91,8 +91,9 @@ impl Plane {
     pub(crate) fn start(
         cpus: Option<Vec<usize>>,
         polling: pace::Profile,
+        balance: bool,
     ) -> Result<Self, PlaneError> {
-        let options = Options { cpus, polling };
+        let options = Options { cpus, polling, balance, ..Options::default() };
         Ok(Self { host: Host::start(&options, tokio::runtime::Handle::current())? })
     }
 
@@ -163,6 +164,15 @@ impl Plane {
             drops: status.drops.into_iter().map(|(reason, n)| (reason.name(), n)).collect(),
             queues: status.queues.iter().map(queue).collect(),
         })
+    }
+
+    /// Has a worker serve a port's queue, or all; `None`: whichever is best.
+    pub(crate) async fn move_port(
+        &self,
+        port: PortHandle,
+        placement: &api::Placement,
+    ) -> Result<(), PlaneError> {
+        Ok(self.host.move_port(port, placement.queue, placement.worker).await?)
     }
 
     pub(crate) fn workers(&self) -> Vec<api::Worker> {
@@ -243,6 +253,8 @@ fn queue(queue: &dataplane::QueueStatus) -> api::Queue {
         running: queue.running,
         enabled: queue.enabled,
         worker: queue.worker,
+        pinned: queue.pinned,
+        node: queue.node,
         frames: queue.frames,
         kicks: queue.kicks,
         interrupts: queue.interrupts,
@@ -252,13 +264,22 @@ fn queue(queue: &dataplane::QueueStatus) -> api::Queue {
 fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
     // Ports get their names from the registry, so each one parses; one that did not would only
     // be missing from this list.
-    let queues = worker
-        .queues
-        .into_iter()
-        .filter_map(|(port, queue)| port.parse().ok().map(|port| api::WorkerQueue { port, queue }));
+    let queues = worker.queues.into_iter().filter_map(|queue| {
+        Some(api::WorkerQueue {
+            port: queue.port.parse().ok()?,
+            queue: queue.index,
+            pinned: queue.pinned,
+            node: queue.node,
+            load_percent: percent(queue.load),
+            frames_per_second: queue.frames_per_second,
+        })
+    });
     api::Worker {
         id: worker.id,
         cpu: worker.cpu,
+        node: worker.node,
+        load_percent: percent(worker.load),
+        frames_per_second: worker.frames_per_second,
         state: match worker.state {
             dataplane::WorkerState::Polling => api::WorkerState::Polling,
             dataplane::WorkerState::Napping => api::WorkerState::Napping,
@@ -272,6 +293,10 @@ fn worker(worker: dataplane::WorkerStatus) -> api::Worker {
         sleeps: worker.sleeps,
         frames: worker.frames,
     }
+}
+
+fn percent(share: f64) -> u8 {
+    (share.clamp(0.0, 1.0) * 100.0).round() as u8
 }
 
 #[cfg(test)]

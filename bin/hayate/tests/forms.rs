@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Daemon;
+use common::{Daemon, until};
 use std::process::Command;
 
 #[test]
@@ -209,4 +209,78 @@ fn the_host_and_a_namespace_reach_each_other_and_are_counted() {
         assert!(port["from_port"]["frames"].as_u64().unwrap() >= 3, "{port}");
         assert!(port["to_port"]["bytes"].as_u64().unwrap() >= 3 * 98, "{port}");
     }
+}
+
+#[test]
+fn queues_are_placed_and_workers_shown() {
+    let daemon = Daemon::start(&["--cpus", "0-1"]);
+    daemon.ok("network add lan");
+    daemon.ok("port add host --network lan --kind tap --ifname hayate0 --queues 2");
+    let served = |worker: usize| -> Vec<(u64, bool)> {
+        let workers = daemon.json("worker list --json");
+        let queues = workers[worker]["queues"].as_array().unwrap();
+        let mut queues: Vec<_> = queues
+            .iter()
+            .map(|queue| {
+                assert_eq!(queue["port"], "host");
+                (queue["queue"].as_u64().unwrap(), queue["pinned"].as_bool().unwrap())
+            })
+            .collect();
+        queues.sort_unstable();
+        queues
+    };
+    until("one queue each", || served(0).len() == 1 && served(1).len() == 1);
+    daemon.ok("worker move host 1");
+    until("all at worker 1", || served(0).is_empty() && served(1) == [(0, true), (1, true)]);
+    let port = daemon.ok("worker move host:0 0 --json");
+    let port: serde_json::Value = serde_json::from_str(&port).unwrap();
+    let queue = &port["queues"].as_array().unwrap()[0];
+    assert_eq!((&queue["dir"], &queue["worker"]), (&"tx".into(), &0.into()));
+    until("one queue each again", || served(0) == [(0, true)] && served(1) == [(1, true)]);
+    daemon.ok("worker move host auto");
+    until("nothing is pinned", || served(0) == [(0, false)] && served(1) == [(1, false)]);
+
+    let text = daemon.ok("worker list");
+    assert!(text.contains("LOAD") && text.contains("host:0"), "{text}");
+    let text = daemon.ok("worker show 1");
+    assert!(text.contains("host:1") && text.contains("load"), "{text}");
+    let worker = daemon.json("worker show 1 --json");
+    assert!(worker["load_percent"].as_u64().unwrap() <= 100, "{worker}");
+    let metrics = daemon.ok("stats --prometheus");
+    assert!(metrics.contains("hayate_worker_queues{worker=\"1\"} 1"), "{metrics}");
+    assert!(metrics.contains("hayate_worker_busy_microseconds_total{worker=\"0\"}"), "{metrics}");
+
+    daemon.fails("worker show 2", 4, &["there is no worker 2", "`hayate worker list`"]);
+    daemon.fails("worker move host 2", 2, &["no worker 2, allowed is 0 to 1"]);
+    daemon.fails("worker move host:2 0", 2, &["no queue 2", "0 to 1", "`hayate port show host`"]);
+    daemon.fails("worker move none 0", 4, &["no port named none"]);
+    daemon.fails("worker move host:x 0", 2, &["`x` is not the number of a queue", "host:0"]);
+    daemon.fails("worker move host fast", 2, &["`auto`"]);
+    assert!(daemon.ok("worker move --help").contains("hayate worker move web0:2 0"));
+}
+
+#[test]
+fn the_host_does_not_notice_that_its_queues_move() {
+    let daemon = Daemon::start(&["--cpus", "0-1"]);
+    daemon.ok("network add lan");
+    daemon.ok("port add host --network lan --kind tap --ifname hayate0 --queues 2");
+    let other = daemon.namespace();
+    let netns = other.path();
+    daemon.ok(&format!("port add blue --network lan --kind tap --ifname eth0 --netns {netns}"));
+    daemon.inside("ip address add 192.0.2.1/24 dev hayate0");
+    other.inside("ip address add 192.0.2.2/24 dev eth0");
+    daemon.inside("ping -c 1 -w 30 192.0.2.2");
+    std::thread::scope(|scope| {
+        let ping = scope.spawn(|| daemon.inside("ping -q -c 300 -i 0.002 -W 30 192.0.2.2"));
+        let mut moves = 0;
+        while !ping.is_finished() {
+            for port in ["host", "blue", "host:0", "host:1"] {
+                daemon.ok(&format!("worker move {port} {}", moves % 2));
+                moves += 1;
+            }
+        }
+        let said = ping.join().unwrap();
+        assert!(said.contains("300 packets transmitted, 300 received"), "{said}");
+        assert!(moves > 0);
+    });
 }

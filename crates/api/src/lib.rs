@@ -37,7 +37,7 @@ pub use size::{BadSize, MemorySize};
 pub use time::{BadTimestamp, Timestamp};
 pub use vlan::{BadVlanSet, VLAN_MAX, VlanSet};
 pub use vm::{Vm, VmConfig};
-pub use worker::{Health, Stats, Version, Worker, WorkerQueue, WorkerState};
+pub use worker::{Health, Placement, Stats, Version, Worker, WorkerQueue, WorkerState};
 
 /// First component of every path of the interface. A change that an old client would not
 /// understand gets a new one.

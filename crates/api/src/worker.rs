@@ -2,6 +2,7 @@
 
 use crate::{Name, PortStats, Timestamp};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
@@ -22,6 +23,38 @@ pub struct WorkerQueue {
     pub port: Name,
     /// Index of the queue pair in that port, from 0.
     pub queue: u16,
+    /// The operator chose this worker; the daemon moves all others as needed.
+    pub pinned: bool,
+    /// NUMA node of its memory; absent when the machine has one node, or it is not known.
+    pub node: Option<u16>,
+    /// Its part of the worker's load over the last seconds, in percent of the worker's time; an
+    /// estimate from its frames and bytes.
+    pub load_percent: u8,
+    /// Frames a second it took, lately.
+    pub frames_per_second: u64,
+}
+
+/// Where a port's queues are to be served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// Index of one queue pair; absent: all of the port.
+    pub queue: Option<u16>,
+    /// The worker that serves it from now on; absent: the daemon places it, and moves it as needed.
+    pub worker: Option<u16>,
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.queue {
+            Some(queue) => write!(f, "queue {queue} ")?,
+            None => f.write_str("all queues ")?,
+        }
+        match self.worker {
+            Some(worker) => write!(f, "on worker {worker}"),
+            None => f.write_str("where there is room"),
+        }
+    }
 }
 
 /// One data-plane thread.
@@ -31,15 +64,21 @@ pub struct Worker {
     pub id: u16,
     /// The CPU it is pinned to; absent when it is not pinned.
     pub cpu: Option<usize>,
+    /// NUMA node of that CPU; absent when the machine has one node.
+    pub node: Option<u16>,
     /// What it is doing.
     pub state: WorkerState,
-    /// The queues it serves.
+    /// Share of the last seconds in which it had something to do, in percent.
+    pub load_percent: u8,
+    /// Frames a second it took from ports, lately.
+    pub frames_per_second: u64,
+    /// The queues it takes frames from; it delivers to any.
     pub queues: Vec<WorkerQueue>,
     /// Times it looked at its queues.
     pub polls: u64,
     /// Of these, times it found something to do.
     pub busy_polls: u64,
-    /// Microseconds in which it had something to do, up to when it last had not.
+    /// Microseconds in which it had something to do.
     pub busy_us: u64,
     /// Times it let frames gather for some microseconds.
     pub naps: u64,

@@ -5,9 +5,13 @@
 //! stops, the workers acknowledge a port map without it, the switch forgets it; so no frame is
 //! forwarded to it afterwards, and its memory is unmapped here and not on a worker.
 
+mod load;
+
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU64;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,19 +20,25 @@ use pace::Profile;
 use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
 use switch::{DropReason, NetworkConfig, NetworkId, PortConfig, PortId, Switch};
+use sys::numa::Topology;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::time::MissedTickBehavior;
 
+use crate::balance::{Balancer, Move, ONE};
 use crate::counters::QueueCounters;
+use crate::homes::{Homes, Workers};
 use crate::port::vhost::config::VhostTask;
 use crate::port::{Kind, Port, PortMap, tap, vhost};
 use crate::spec::{NetworkSpec, Options, PortKind, PortSpec};
 use crate::status::{
-    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerStatus,
+    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerStatus,
 };
+use crate::worker::placement::{TxId, TxQueue};
 use crate::worker::{Command, Shared, Worker};
+use load::Gauges;
 
-/// How often MAC addresses age.
+/// How often MAC addresses age and the workers' load is looked at.
 const MAINTENANCE: Duration = Duration::from_secs(1);
 /// CPUs per worker when no list of CPUs is given.
 const CPUS_PER_WORKER: usize = 8;
@@ -69,6 +79,14 @@ pub enum HostError {
         /// How many there are.
         workers: usize,
     },
+    /// The port has no such queue.
+    #[error("the port has no queue {queue}: it has {queues}, numbered from 0")]
+    NoSuchQueue {
+        /// The index asked for.
+        queue: u16,
+        /// How many queue pairs there are.
+        queues: usize,
+    },
     /// The number of queues is out of range.
     #[error("a port has 1 to {max} queues, not {queues}", max = vhost::config::MAX_PAIRS)]
     Queues {
@@ -91,7 +109,10 @@ pub struct Host(Arc<Inner>);
 struct Inner {
     switch: Arc<Switch>,
     runtime: Handle,
-    workers: Vec<Arc<Shared>>,
+    workers: Arc<Workers>,
+    /// Queues move by themselves.
+    balance: bool,
+    gauges: Mutex<Gauges>,
     epoch: Instant,
     tables: Mutex<Tables>,
     /// Changes of the port map go to the workers one at a time.
@@ -109,6 +130,20 @@ impl Inner {
     /// The clock of the switch: milliseconds since the data plane started.
     fn now_ms(&self) -> u64 {
         self.epoch.elapsed().as_millis() as u64
+    }
+
+    /// Reads all counters, and moves a queue if that helps.
+    fn look(&self, balancer: &mut Balancer) {
+        let ports = self.tables.lock().ports.clone();
+        let loads = self.gauges.lock().look(Instant::now(), &self.workers, &ports);
+        let Some(loads) = loads.filter(|_| self.balance) else { return };
+        let Some(Move { id, from, to }) = balancer.look(&loads) else { return };
+        if let (Some(port), Ok(worker)) = (ports.get(id.port), u16::try_from(to))
+            && port.homes.move_to(&self.workers, id, worker)
+        {
+            let (port, queue) = (&port.name, id.index);
+            tracing::info!(%port, queue, from, to, "moved a queue: its worker had too much to do");
+        }
     }
 }
 
@@ -128,18 +163,23 @@ impl Host {
         };
         let switch = Arc::new(Switch::new());
         let epoch = Instant::now();
+        let topology = topology(&options.topology);
         let mut workers = Vec::new();
         let mut threads = Vec::new();
         for (id, cpu) in (0u16..).zip(cpus) {
             let failed = |source| HostError::StartWorker { worker: id, source };
-            let shared = Arc::new(Shared::new(id, cpu).map_err(failed)?);
-            let thread = spawn(Arc::clone(&shared), &switch, options.polling, epoch);
+            let node = cpu.and_then(|cpu| topology.as_ref()?.node_of(cpu));
+            let shared = Arc::new(Shared::new(id, cpu, node).map_err(failed)?);
+            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), options.polling, epoch);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
         }
+        let workers = Arc::new(Workers::new(workers));
+        let (balance, gauges) = (options.balance, Mutex::new(Gauges::new(epoch)));
         let tables = Mutex::new(Tables { threads, ..Tables::default() });
         let changing = tokio::sync::Mutex::default();
-        let inner = Arc::new(Inner { switch, runtime, workers, epoch, tables, changing });
+        let inner =
+            Arc::new(Inner { switch, runtime, workers, balance, gauges, epoch, tables, changing });
         inner.runtime.spawn(maintain(Arc::downgrade(&inner)));
         Ok(Self(inner))
     }
@@ -170,26 +210,23 @@ impl Host {
     /// The specification names something that does not exist, or the socket or interface could
     /// not be made. Nothing is left behind then.
     pub async fn add_port(&self, spec: PortSpec) -> Result<PortId, HostError> {
-        let worker = self.place(spec.worker)?;
+        if let Some(worker) = spec.worker {
+            self.check_worker(worker)?;
+        }
         let config = PortConfig {
             network: spec.network,
             vlan: spec.vlan.clone(),
             mac_limit: spec.mac_limit,
         };
         let id = self.0.switch.add_port(config)?;
-        let made = self.make_port(id, &spec, worker).await;
+        let made = self.make_port(id, &spec).await;
         if made.is_err() {
             let _ = self.0.switch.remove_port(id);
         }
         made.map(|()| id)
     }
 
-    async fn make_port(
-        &self,
-        id: PortId,
-        spec: &PortSpec,
-        worker: &Arc<Shared>,
-    ) -> Result<(), HostError> {
+    async fn make_port(&self, id: PortId, spec: &PortSpec) -> Result<(), HostError> {
         let queues = match &spec.kind {
             PortKind::Vhost(vhost) => vhost.queues,
             PortKind::Tap(tap) => tap.queues,
@@ -197,13 +234,16 @@ impl Host {
         if !(1..=vhost::config::MAX_PAIRS).contains(&queues) {
             return Err(HostError::Queues { queues });
         }
+        let workers = &self.0.workers;
+        let homes = Homes::new(workers, queues.into(), spec.worker);
         match &spec.kind {
             PortKind::Vhost(config) => {
                 let wiring = vhost::config::Wiring {
                     switch: Arc::clone(&self.0.switch),
-                    worker: worker.mailbox.clone(),
+                    workers: Arc::clone(workers),
+                    numa: workers.iter().any(|worker| worker.node.is_some()),
                 };
-                let (port, listener) = vhost::config::create(id, spec, config, worker.id)?;
+                let (port, listener) = vhost::config::create(id, spec, config, homes)?;
                 self.publish(|ports| ports.insert(Arc::clone(&port))).await?;
                 let task = listener.spawn(port, wiring, &self.0.runtime);
                 self.0.tables.lock().sessions.insert(id, task);
@@ -211,10 +251,11 @@ impl Host {
             PortKind::Tap(config) => {
                 let failed = |source| HostError::Tap { ifname: config.ifname.clone(), source };
                 let (port, queues) =
-                    tap::config::create(id, spec, config, worker.id).map_err(failed)?;
-                self.publish(|ports| ports.insert(port)).await?;
+                    tap::config::create(id, spec, config, homes).map_err(failed)?;
+                self.publish(|ports| ports.insert(Arc::clone(&port))).await?;
                 for queue in queues {
-                    worker.mailbox.post(Command::AddTap(Box::new(queue)));
+                    let (id, queue) = (queue.id(), TxQueue::Tap(Box::new(queue)));
+                    port.homes.start(workers, id, queue, None);
                 }
                 self.0.switch.set_link(id, true)?;
             }
@@ -237,12 +278,12 @@ impl Host {
         if let Some(session) = session {
             session.stop().await;
         }
-        if matches!(port.kind, Kind::Tap(_))
-            && let Some(worker) = self.0.workers.get(usize::from(port.worker))
-        {
-            let (done, removed) = oneshot::channel();
-            worker.mailbox.post(Command::RemoveTaps(id, done));
-            drop(removed.await);
+        // Afterwards no queue of it runs or is on its way between workers.
+        port.homes.close();
+        let ids = (0u16..).zip(&port.incoming).map(|(index, _)| TxId { port: id, index });
+        let stopped: Vec<_> = ids.map(|id| port.homes.stop(&self.0.workers, id)).collect();
+        for queue in stopped {
+            drop(queue.await);
         }
         self.publish(|ports| {
             ports.remove(id);
@@ -274,12 +315,27 @@ impl Host {
     /// All workers.
     pub fn workers(&self) -> Vec<WorkerStatus> {
         let ports = self.0.tables.lock().ports.clone();
-        let name = |id| ports.get(id).map_or_else(String::new, |port| port.name.clone());
+        let gauges = self.0.gauges.lock();
+        let queue = |id: &TxId| {
+            let port = ports.get(id.port)?;
+            let (home, rate) = (port.homes.get(id.index)?, gauges.queue(*id));
+            Some(WorkerQueue {
+                port: port.name.clone(),
+                index: id.index,
+                pinned: home.pinned,
+                node: home.node,
+                load: f64::from(rate.load) / f64::from(ONE),
+                frames_per_second: rate.frames,
+            })
+        };
         let status = |worker: &Arc<Shared>| WorkerStatus {
             id: worker.id,
             cpu: worker.cpu,
+            node: worker.node,
             state: worker.state(),
-            queues: worker.queues.lock().iter().map(|(port, q)| (name(*port), *q)).collect(),
+            queues: worker.queues.lock().iter().filter_map(queue).collect(),
+            load: f64::from(worker.load.load(Relaxed)) / f64::from(ONE),
+            frames_per_second: gauges.worker(worker.id),
             polls: worker.polls.get(),
             busy_polls: worker.busy_polls.get(),
             busy: Duration::from_nanos(worker.busy_ns.get()),
@@ -288,6 +344,41 @@ impl Host {
             frames: worker.frames.get(),
         };
         self.0.workers.iter().map(status).collect()
+    }
+
+    /// Has `worker` serve a port's TX queue, or all of them (`queue`: `None`), from now on and until
+    /// told otherwise; `worker` of `None` takes that back: the queues are placed by load again.
+    /// Frames flow on meanwhile, and keep their order. Returns once the queues are there.
+    ///
+    /// # Errors
+    ///
+    /// There is no such port, queue or worker.
+    pub async fn move_port(
+        &self,
+        id: PortId,
+        queue: Option<u16>,
+        worker: Option<u16>,
+    ) -> Result<(), HostError> {
+        let port = self.0.tables.lock().ports.get_arc(id).cloned();
+        let port = port.ok_or(HostError::NoSuchPort(id))?;
+        if let Some(worker) = worker {
+            self.check_worker(worker)?;
+        }
+        let queues = port.incoming.len();
+        let indices = match queue {
+            Some(queue) if usize::from(queue) >= queues => {
+                return Err(HostError::NoSuchQueue { queue, queues });
+            }
+            Some(queue) => queue..queue.saturating_add(1),
+            None => 0..queues as u16,
+        };
+        let workers = &self.0.workers;
+        let pin = |index| port.homes.pin(workers, TxId { port: id, index }, worker);
+        for settled in indices.map(pin).collect::<Vec<_>>() {
+            // Nobody answers if the port is removed meanwhile: then there is nothing to wait for.
+            let _ = settled.await;
+        }
+        Ok(())
     }
 
     /// The MAC addresses known in a network.
@@ -311,7 +402,7 @@ impl Host {
                 tracing::debug!(%error, "port was gone already");
             }
         }
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             worker.mailbox.post(Command::Exit);
         }
         for thread in std::mem::take(&mut self.0.tables.lock().threads) {
@@ -321,20 +412,12 @@ impl Host {
         }
     }
 
-    /// The worker for a new port: the one asked for, or the one with the fewest ports.
-    fn place(&self, wanted: Option<u16>) -> Result<&Arc<Shared>, HostError> {
-        let workers = &self.0.workers;
-        if let Some(worker) = wanted {
-            return workers
-                .get(usize::from(worker))
-                .ok_or(HostError::NoSuchWorker { worker, workers: workers.len() });
+    fn check_worker(&self, worker: u16) -> Result<(), HostError> {
+        let workers = self.0.workers.len();
+        if usize::from(worker) < workers {
+            return Ok(());
         }
-        let tables = self.0.tables.lock();
-        let load = |worker: &&Arc<Shared>| {
-            let mine = |port: &&Arc<Port>| port.worker == worker.id;
-            tables.ports.iter().filter(mine).map(|port| port.incoming.len()).sum::<usize>()
-        };
-        workers.iter().min_by_key(load).ok_or(HostError::ShuttingDown)
+        Err(HostError::NoSuchWorker { worker, workers })
     }
 
     /// Changes the port map and waits until every worker uses the new one.
@@ -346,7 +429,7 @@ impl Host {
             Arc::new(tables.ports.clone())
         };
         let mut seen = Vec::new();
-        for worker in &self.0.workers {
+        for worker in self.0.workers.iter() {
             let (done, old) = oneshot::channel();
             worker.mailbox.post(Command::Ports(Arc::clone(&ports), done));
             seen.push(old);
@@ -358,20 +441,34 @@ impl Host {
     }
 }
 
-/// Lets MAC addresses age, for as long as the data plane lives.
+/// Lets MAC addresses age and looks at the workers' load, for as long as the data plane lives.
 async fn maintain(inner: Weak<Inner>) {
     let mut interval = tokio::time::interval(MAINTENANCE);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut balancer = Balancer::default();
     loop {
         interval.tick().await;
         let Some(inner) = inner.upgrade() else { return };
         inner.switch.maintain(inner.now_ms());
+        inner.look(&mut balancer);
+    }
+}
+
+/// The machine's NUMA nodes, if it has several.
+fn topology(root: &Path) -> Option<Topology> {
+    match Topology::read(root) {
+        Ok(topology) => Some(topology).filter(Topology::has_choice),
+        Err(error) => {
+            tracing::debug!(root = %root.display(), %error, "cannot read the NUMA nodes");
+            None
+        }
     }
 }
 
 /// Starts a worker's thread.
 fn spawn(
     shared: Arc<Shared>,
-    switch: &Switch,
+    switch: Arc<Switch>,
     polling: Profile,
     epoch: Instant,
 ) -> io::Result<JoinHandle<()>> {
@@ -382,8 +479,9 @@ fn spawn(
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
     }
-    let worker = Worker::new(Arc::clone(&shared), switch, polling, epoch)?;
-    std::thread::Builder::new().name(format!("worker-{}", shared.id)).spawn(move || {
+    let (done, made) = std::sync::mpsc::sync_channel(1);
+    let name = format!("worker-{}", shared.id);
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         if let Some(cpu) = shared.cpu
             && let Err(error) = sys::affinity::pin_current_thread(cpu)
         {
@@ -393,8 +491,21 @@ fn spawn(
         if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
             tracing::warn!(%error, "naps may take longer than they should");
         }
-        worker.run();
-    })
+        // Made here, so that its memory is of the node it runs on: what is touched first is.
+        let (worker, result) = match Worker::new(shared, &switch, polling, epoch) {
+            Ok(worker) => (Some(worker), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        // Whoever waits for this waits until it comes.
+        let _ = done.send(result);
+        if let Some(worker) = worker {
+            worker.run();
+        }
+    })?;
+    match made.recv() {
+        Ok(made) => made.map(|()| thread),
+        Err(_) => Err(io::Error::other("its thread ended at once")),
+    }
 }
 
 /// What the kind of a port has to say; counters are still zero.
@@ -458,14 +569,19 @@ fn queue_status(
     info: &vhost::QueueInfo,
     counters: &QueueCounters,
 ) -> QueueStatus {
+    let index = index as u16;
+    // Every worker delivers to an RX queue.
+    let home = if dir == Direction::Tx { port.homes.get(index) } else { None };
     QueueStatus {
-        index: index as u16,
+        index,
         dir,
         running: true,
         enabled: info.enabled,
         size: info.size,
         packed: info.packed,
-        worker: port.worker,
+        worker: home.map(|home| home.worker),
+        pinned: home.is_some_and(|home| home.pinned),
+        node: home.and_then(|home| home.node),
         frames: counters.frames.get(),
         kicks: counters.kicks.get(),
         interrupts: counters.interrupts.get(),

@@ -13,9 +13,11 @@
 //!                      TAP queue -^            `-> TAP queue
 //! ```
 
+mod balance;
 mod counters;
 mod egress;
 mod frame;
+mod homes;
 mod host;
 mod mailbox;
 mod port;
@@ -27,6 +29,7 @@ pub use host::{Host, HostError};
 pub use pace::Profile;
 pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
 pub use status::{
-    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerState, WorkerStatus,
+    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerState,
+    WorkerStatus,
 };
 pub use switch::{DropReason, NetworkId, PortId, VlanMode};

@@ -5,15 +5,31 @@ use std::time::Duration;
 
 use pace::Profile;
 use switch::{NetworkId, VlanMode};
+use sys::numa::Topology;
 
 /// How the data plane runs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// One pinned worker per CPU named here; `None`: unpinned workers, one for every eight CPUs
     /// this process may use and at least one.
     pub cpus: Option<Vec<usize>>,
     /// When workers poll, nap and sleep.
     pub polling: Profile,
+    /// Whether queues move from a worker that has too much to do to one that has room.
+    pub balance: bool,
+    /// Where the machine's NUMA nodes are described, as in `/sys/devices/system/node`.
+    pub topology: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cpus: None,
+            polling: Profile::default(),
+            balance: true,
+            topology: Topology::ROOT.into(),
+        }
+    }
 }
 
 /// An isolated layer-2 segment.
@@ -40,7 +56,7 @@ pub struct PortSpec {
     pub mac_limit: Option<usize>,
     /// Largest layer-3 packet in bytes that leaves through this port; `None`: no limit of its own.
     pub mtu: Option<u16>,
-    /// The worker that serves it; `None`: the one with the fewest queues.
+    /// The worker that serves it; `None`: each queue goes where there is room.
     pub worker: Option<u16>,
     /// What it is connected to.
     pub kind: PortKind,

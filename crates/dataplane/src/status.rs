@@ -116,8 +116,12 @@ pub struct QueueStatus {
     pub size: u16,
     /// Packed layout (vhost).
     pub packed: bool,
-    /// The worker that serves it.
-    pub worker: u16,
+    /// The worker that takes frames from it; `None` for an RX queue, to which every worker delivers.
+    pub worker: Option<u16>,
+    /// The operator chose that worker.
+    pub pinned: bool,
+    /// NUMA node of its memory, if the machine has several and it is known.
+    pub node: Option<u16>,
     /// Frames through it.
     pub frames: u64,
     /// Wake-ups by the guest's kick.
@@ -147,6 +151,23 @@ impl fmt::Display for WorkerState {
     }
 }
 
+/// A TX queue that a worker serves.
+#[derive(Debug, Clone)]
+pub struct WorkerQueue {
+    /// Name of its port.
+    pub port: String,
+    /// Index of its queue pair.
+    pub index: u16,
+    /// The operator chose this worker.
+    pub pinned: bool,
+    /// NUMA node of its memory, if the machine has several and it is known.
+    pub node: Option<u16>,
+    /// Its part of the worker's load, estimated from its frames and bytes: 0 to 1.
+    pub load: f64,
+    /// Frames a second it took, lately.
+    pub frames_per_second: u64,
+}
+
 /// One worker.
 #[derive(Debug, Clone)]
 pub struct WorkerStatus {
@@ -154,15 +175,21 @@ pub struct WorkerStatus {
     pub id: u16,
     /// The CPU it is pinned to.
     pub cpu: Option<usize>,
+    /// NUMA node of that CPU, if the machine has several.
+    pub node: Option<u16>,
     /// What it is doing.
     pub state: WorkerState,
-    /// The queues it polls: port and queue pair.
-    pub queues: Vec<(String, u16)>,
+    /// The queues it polls.
+    pub queues: Vec<WorkerQueue>,
+    /// Share of the last seconds in which there was something to do: 0 to 1.
+    pub load: f64,
+    /// Frames a second it took from its queues, lately.
+    pub frames_per_second: u64,
     /// Passes over its queues.
     pub polls: u64,
     /// Of these, passes that found a frame.
     pub busy_polls: u64,
-    /// How long it had something to do, up to when it last had not.
+    /// How long it had something to do.
     pub busy: Duration,
     /// Times it waited a little for frames to gather.
     pub naps: u64,

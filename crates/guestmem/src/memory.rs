@@ -162,6 +162,29 @@ impl GuestMemory {
         self.registration.faulted()
     }
 
+    /// The NUMA node that the page at `gpa` is on. A page nobody has touched is allocated by this, as
+    /// by a read. `None`: outside the table, or the kernel does not say (a sandbox may forbid to ask).
+    #[must_use]
+    pub fn node(&self, gpa: u64) -> Option<u16> {
+        /// `MPOL_F_NODE` and `MPOL_F_ADDR`: which node this address is on.
+        const NODE_OF_ADDR: libc::c_ulong = 1 | 2;
+        let slice = self.slice(gpa, 1)?;
+        let mut node: libc::c_int = -1;
+        // SAFETY: get_mempolicy(2) writes one int to `node`, and no mask, as there is none. Of the
+        // address it uses where the page is; memory that has vanished is an error to it.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut node,
+                std::ptr::null_mut::<libc::c_ulong>(),
+                0 as libc::c_ulong,
+                slice.ptr.as_ptr(),
+                NODE_OF_ADDR,
+            )
+        };
+        if result == 0 { u16::try_from(node).ok() } else { None }
+    }
+
     /// Smallest page size among the files, in bytes: 4096, 2 MiB or 1 GiB.
     #[must_use]
     pub fn page_size(&self) -> usize {

@@ -136,10 +136,13 @@ impl Pace {
         }
     }
 
-    /// Time with work so far, in nanoseconds, up to when there was last none.
+    /// Time with work up to `now`, in nanoseconds.
     #[must_use]
-    pub fn busy_ns(&self) -> u64 {
-        self.busy_ns
+    pub fn busy_ns(&self, now: u64) -> u64 {
+        match self.idle {
+            Some(_) => self.busy_ns,
+            None => self.busy_ns + now.saturating_sub(self.busy_since),
+        }
     }
 
     /// A pass found `frames` frames, at least one.

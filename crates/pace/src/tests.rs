@@ -216,16 +216,17 @@ fn time_with_work_is_counted() {
     pace.busy(1);
     // 2 us of work, 3 us of looking, 5 us of work.
     let _ = pace.idle(3_000);
-    assert_eq!(pace.busy_ns(), 2_000);
+    assert_eq!(pace.busy_ns(4_000), 2_000);
     let _ = pace.idle(6_000);
     pace.busy(1);
+    assert_eq!(pace.busy_ns(10_000), 6_000, "before it rests");
     let _ = pace.idle(11_000);
-    assert_eq!(pace.busy_ns(), 7_000);
+    assert_eq!(pace.busy_ns(11_000), 7_000);
     // A sleep is none.
     pace.woken(5_000_000);
     pace.busy(1);
     let _ = pace.idle(5_001_000);
-    assert_eq!(pace.busy_ns(), 8_000);
+    assert_eq!(pace.busy_ns(5_001_000), 8_000);
 }
 
 #[test]

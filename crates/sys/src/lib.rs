@@ -2,7 +2,7 @@
 //!
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
-//! worker may use), [`priority`] (a thread before all others), [`clock`] (the processor's own),
+//! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before all others), [`clock`] (the processor's own),
 //! [`memfd`] and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
@@ -17,6 +17,7 @@ pub mod affinity;
 pub mod clock;
 mod eventfd;
 mod memory;
+pub mod numa;
 pub mod priority;
 pub mod scm;
 pub mod tap;

@@ -10,6 +10,7 @@ mod port;
 mod show;
 mod stats;
 mod vm;
+mod worker;
 
 use crate::daemon;
 use crate::paths::Paths;
@@ -43,7 +44,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Vm(command) => vm_command(&client(run_dir)?, command),
         Command::Show(output) => show::overview(&client(run_dir)?, output),
         Command::Stats(args) => stats::stats(&client(run_dir)?, &args),
-        Command::Worker(WorkerCommand::List(output)) => show::workers(&client(run_dir)?, output),
+        Command::Worker(command) => worker_command(&client(run_dir)?, command),
         Command::Fdb { network, output } => network::fdb(&client(run_dir)?, &network, output),
     }
 }
@@ -74,6 +75,14 @@ fn vm_command(client: &Client, command: VmCommand) -> Result<(), Failure> {
         VmCommand::Show { name, output } => vm::show(client, &name, output),
         VmCommand::Qemu(args) => vm::qemu(client, &args),
         VmCommand::Libvirt(args) => vm::libvirt(client, &args),
+    }
+}
+
+fn worker_command(client: &Client, command: WorkerCommand) -> Result<(), Failure> {
+    match command {
+        WorkerCommand::List(output) => worker::list(client, output),
+        WorkerCommand::Show { id, output } => worker::show(client, id, output),
+        WorkerCommand::Move { queue, to, output } => worker::place(client, &queue, to, output),
     }
 }
 

@@ -143,7 +143,7 @@ fn queues(port: &Port) -> String {
             units::maybe(ring.then_some(queue.size)),
             units::maybe(ring.then_some(if queue.packed { "packed" } else { "split" })),
             state.to_owned(),
-            queue.worker.to_string(),
+            units::maybe(queue.worker),
             queue.frames.to_string(),
             queue.kicks.to_string(),
             queue.interrupts.to_string(),

@@ -1,4 +1,4 @@
-//! `hayate show` and `hayate worker list`.
+//! `hayate show`.
 
 use super::args::Output;
 use super::client::Client;
@@ -69,35 +69,4 @@ fn text(all: &Overview) -> String {
         let _ = write!(text, "\n{} {}: {why}", port.name, port.state.as_str());
     }
     text
-}
-
-pub(super) fn workers(client: &Client, output: Output) -> Result<(), Failure> {
-    let workers: Vec<Worker> = client.get("/v1/workers")?;
-    if output.json {
-        return out::json(&workers);
-    }
-    let mut table = Table::new([
-        "WORKER", "CPU", "STATE", ">FRAMES", ">POLLS", ">BUSY", ">NAPS", ">SLEEPS", "QUEUES",
-    ]);
-    for worker in &workers {
-        let queues: Vec<String> =
-            worker.queues.iter().map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
-        table.row([
-            worker.id.to_string(),
-            units::maybe(worker.cpu),
-            match worker.state {
-                WorkerState::Asleep => "asleep",
-                WorkerState::Napping => "napping",
-                WorkerState::Polling => "polling",
-            }
-            .to_owned(),
-            units::number(worker.frames),
-            units::number(worker.polls),
-            units::number(worker.busy_polls),
-            units::number(worker.naps),
-            units::number(worker.sleeps),
-            units::list(&queues),
-        ]);
-    }
-    out::text(&table.to_string())
 }

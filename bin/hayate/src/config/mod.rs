@@ -22,7 +22,7 @@ use std::path::Path;
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");
 
 /// The file `hayate.toml`, given with `hayate daemon --config FILE`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
     /// CPUs of the workers, one pinned worker for each. `--cpus` overrides it. Default: workers
@@ -33,6 +33,10 @@ pub(crate) struct Config {
     /// `power` for up to 250. In all but the first a quiet worker sleeps. Default: `balanced`.
     #[serde(default)]
     pub(crate) polling: Polling,
+    /// Whether a queue moves by itself from a worker that has too much to do to one that has room.
+    /// What `worker` or `hayate worker move` placed stays where it is.
+    #[serde(default = "yes")]
+    pub(crate) balance: bool,
     /// What is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, or such a level for a
     /// part of the program, like `info,dataplane=debug`. `--log` and `HAYATE_LOG` override it.
     /// Default: `info`.
@@ -49,6 +53,25 @@ pub(crate) struct Config {
     /// Ports, by name: `[ports.NAME]`. Which keys may be given depends on `kind`.
     #[serde(default)]
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cpus: None,
+            polling: Polling::default(),
+            balance: yes(),
+            log: None,
+            vhost_group: None,
+            networks: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            ports: BTreeMap::new(),
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What workers save.

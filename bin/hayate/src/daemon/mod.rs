@@ -105,7 +105,7 @@ async fn serve(
         .map(signal)
         .collect::<Result<Vec<_>, _>>()?;
     let cpus = options.cpus.as_ref().or(config.cpus.as_ref()).map(CpuList::cpus);
-    let plane = Plane::start(cpus, config.polling.into())?;
+    let plane = Plane::start(cpus, config.polling.into(), config.balance)?;
     let (paths, file) = (options.paths.clone(), options.config.clone());
     let registry = Arc::new(Registry::new(plane, paths.clone(), file, group));
     let served = async {

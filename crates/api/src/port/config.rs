@@ -153,7 +153,8 @@ pub struct PortConfig {
     #[schema(minimum = 68, maximum = 65535)]
     #[schemars(range(min = 68, max = 65535))]
     pub mtu: Option<u16>,
-    /// Worker that serves all its queues. Default: the daemon spreads queues over its workers.
+    /// Worker that serves all its queues. Default: the daemon spreads queues over its workers, by
+    /// load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u16>,
     /// Addresses learned behind the port at most, 1 to 1048576. Default: the network's limit.

@@ -78,8 +78,12 @@ pub struct Queue {
     pub running: bool,
     /// The front end lets it carry frames.
     pub enabled: bool,
-    /// The worker that serves it.
-    pub worker: u16,
+    /// The worker that takes frames from it; absent for an rx queue, to which every worker delivers.
+    pub worker: Option<u16>,
+    /// The operator chose that worker.
+    pub pinned: bool,
+    /// NUMA node of its memory; absent when the machine has one node, or it is not known.
+    pub node: Option<u16>,
     /// Frames that went through it.
     pub frames: u64,
     /// Notifications from the guest.

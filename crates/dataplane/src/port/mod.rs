@@ -17,14 +17,17 @@ use virtqueue::GuestFault;
 
 use crate::counters::QueueCounters;
 use crate::frame::Frame;
+use crate::homes::Homes;
 
 /// A port, shared by all workers and control.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) id: PortId,
     pub(crate) name: String,
-    /// The worker its queues belong to.
-    pub(crate) worker: u16,
+    /// The workers of its TX queues.
+    pub(crate) homes: Homes,
+    /// The worker that starts and stops its RX queues; every worker delivers to them.
+    pub(crate) rx_worker: u16,
     /// Largest layer-3 packet that leaves here, in bytes; 0: any.
     mtu: AtomicU32,
     /// Counters of the queues by which frames enter, one writer each.
@@ -40,9 +43,10 @@ pub(crate) enum Kind {
 }
 
 impl Port {
-    pub(crate) fn new(id: PortId, name: String, worker: u16, queues: usize, kind: Kind) -> Self {
+    pub(crate) fn new(id: PortId, name: String, homes: Homes, queues: usize, kind: Kind) -> Self {
         let incoming = (0..queues).map(|_| QueueCounters::default()).collect();
-        Self { id, name, worker, mtu: AtomicU32::new(0), incoming, kind }
+        let rx_worker = homes.get(0).map_or(0, |home| home.worker);
+        Self { id, name, homes, rx_worker, mtu: AtomicU32::new(0), incoming, kind }
     }
 
     /// Largest layer-3 packet that leaves here, in bytes; 0: any.

@@ -13,16 +13,17 @@
 //! session; errors of a TAP queue count as drops; nothing ends a worker but the exit command.
 
 pub(crate) mod forward;
+pub(crate) mod placement;
 mod sleep;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pace::{Idle, Pace, Profile};
 use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
-use switch::{Cache, PortId, Reader, Switch};
+use switch::{Cache, Reader, Switch};
 use sys::EventFd;
 use tokio::sync::oneshot;
 
@@ -36,6 +37,7 @@ use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
 use crate::status::WorkerState;
 use forward::{Forward, Lookup, Sender};
+use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
 /// Turns between two looks at the TAP descriptors: passes that found something, and looks at the
@@ -54,24 +56,16 @@ const SILENT_NAP: Duration = Duration::from_micros(100);
 pub(crate) enum Command {
     /// The ports have changed; what was sent by the old snapshot has been sent.
     Ports(Arc<PortMap>, oneshot::Sender<Arc<PortMap>>),
-    /// Take frames from this guest TX queue.
-    StartTx(Box<LiveTx>),
+    /// Something about a TX queue that is here or comes here.
+    Tx(TxId, TxCommand),
     /// Deliver frames to this guest RX queue.
     StartRx(Arc<Port>, u16, Box<LiveRx>),
-    /// Stop TX queue `index` of a port and hand it back: it is quiet then.
-    StopTx(PortId, u16, oneshot::Sender<Option<LiveTx>>),
-    /// The same for an RX queue.
+    /// Stop an RX queue and hand it back: it is quiet then.
     StopRx(Arc<Port>, u16, oneshot::Sender<Option<Box<LiveRx>>>),
-    /// Interrupt the guest by this descriptor from now on: port, virtqueue.
+    /// Interrupt the guest for an RX queue by this descriptor from now on.
     SetCall(Arc<Port>, u16, Option<Arc<EventFd>>),
-    /// SET_VRING_ENABLE: port, virtqueue.
+    /// SET_VRING_ENABLE of an RX queue.
     SetEnabled(Arc<Port>, u16, bool),
-    /// Take frames from this TAP queue.
-    AddTap(Box<TapTx>),
-    /// Stop taking frames from all TAP queues of a port.
-    RemoveTaps(PortId, oneshot::Sender<Vec<TapTx>>),
-    /// Forward this frame as if it had come in by the port.
-    Inject(Arc<Port>, Vec<u8>),
     /// End the thread.
     Exit,
 }
@@ -81,32 +75,42 @@ pub(crate) enum Command {
 pub(crate) struct Shared {
     pub(crate) id: u16,
     pub(crate) cpu: Option<usize>,
+    /// NUMA node of its CPU, if that is known.
+    pub(crate) node: Option<u16>,
     pub(crate) mailbox: Mailbox,
     state: AtomicU8,
     pub(crate) polls: Counter,
     pub(crate) busy_polls: Counter,
-    pub(crate) busy_ns: Counter,
     pub(crate) naps: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) frames: Counter,
-    /// The queues it polls: port and queue pair, kept up to date between bursts.
-    pub(crate) queues: Mutex<Vec<(PortId, u16)>>,
+    /// Nanoseconds in which there was something to do.
+    pub(crate) busy_ns: Counter,
+    /// The queues it polls, kept up to date between bursts.
+    pub(crate) queues: Mutex<Vec<TxId>>,
+    /// Running queues that have their place here. Kept by control.
+    pub(crate) assigned: AtomicU32,
+    /// Its load lately, in parts of [`crate::balance::ONE`]. Kept by control.
+    pub(crate) load: AtomicU32,
 }
 
 impl Shared {
-    pub(crate) fn new(id: u16, cpu: Option<usize>) -> std::io::Result<Self> {
+    pub(crate) fn new(id: u16, cpu: Option<usize>, node: Option<u16>) -> std::io::Result<Self> {
         Ok(Self {
             id,
             cpu,
+            node,
             mailbox: Mailbox::new()?,
             state: AtomicU8::new(WorkerState::Polling as u8),
             polls: Counter::default(),
             busy_polls: Counter::default(),
-            busy_ns: Counter::default(),
             naps: Counter::default(),
             sleeps: Counter::default(),
             frames: Counter::default(),
+            busy_ns: Counter::default(),
             queues: Mutex::new(Vec::new()),
+            assigned: AtomicU32::new(0),
+            load: AtomicU32::new(0),
         })
     }
 
@@ -125,6 +129,7 @@ pub(crate) struct Worker {
     ports: Arc<PortMap>,
     tx: Vec<LiveTx>,
     taps: Vec<TapTx>,
+    arrivals: Arrivals,
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
@@ -150,19 +155,21 @@ impl Worker {
         epoch: Instant,
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
+        let now = epoch.elapsed().as_nanos() as u64;
         Ok(Self {
             shared,
             switch: switch.reader(),
             ports: Arc::default(),
             tx: Vec::new(),
             taps: Vec::new(),
+            arrivals: Arrivals::default(),
             cache: Cache::default(),
             scratch: Scratch {
                 head: Head::new(),
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
                 workshop: Workshop::new(),
             },
-            pace: Pace::new(polling, epoch.elapsed().as_nanos() as u64),
+            pace: Pace::new(polling, now),
             bed,
             epoch,
             now_ms: 0,
@@ -199,8 +206,9 @@ impl Worker {
                 continue;
             }
             looks = LOOKS / (1 + self.tx.len());
-            let idle = self.pace.idle(self.now_ns());
-            self.shared.busy_ns.set(self.pace.busy_ns());
+            let now = self.now_ns();
+            let idle = self.pace.idle(now);
+            self.shared.busy_ns.set(self.pace.busy_ns(now));
             match idle {
                 Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),
                 Idle::Nap(length) => self.nap(length),
@@ -239,7 +247,10 @@ impl Worker {
     }
 
     fn tick(&mut self, now: Instant) {
-        self.now_ms = now.duration_since(self.epoch).as_millis() as u64;
+        let since = now.duration_since(self.epoch);
+        self.now_ms = since.as_millis() as u64;
+        // A worker that never rests is seen to be busy, too.
+        self.shared.busy_ns.set(self.pace.busy_ns(since.as_nanos() as u64));
     }
 
     /// Asks the kernel which TAP queues are readable, without waiting.
@@ -328,88 +339,19 @@ impl Worker {
                     let old = std::mem::replace(&mut self.ports, ports);
                     let _ = done.send(old);
                 }
-                Command::StartTx(queue) => {
-                    if let Some(kick) = queue.kick.as_deref() {
-                        self.bed.add(kick, Token::Kick(queue.port.id, queue.index));
-                    }
-                    queue.interrupt();
-                    self.tx.push(*queue);
-                }
-                Command::StopTx(port, index, done) => {
-                    let at = self.tx.iter().position(|q| q.port.id == port && q.index == index);
-                    let queue = at.map(|at| self.tx.swap_remove(at));
-                    if let Some(kick) = queue.as_ref().and_then(|queue| queue.kick.as_deref()) {
-                        self.bed.remove(kick);
-                    }
-                    let _ = done.send(queue);
-                }
+                Command::Tx(id, command) => self.obey_tx(id, command),
                 Command::StartRx(port, index, queue) => start_rx(&port, index, queue),
                 Command::StopRx(port, index, done) => {
                     let _ = done.send(stop_rx(&port, index));
                 }
-                Command::SetCall(port, virtqueue, call) => self.set_call(&port, virtqueue, call),
-                Command::SetEnabled(port, virtqueue, on) => {
-                    self.set_enabled(&port, virtqueue, on);
-                }
-                Command::AddTap(tap) => {
-                    self.bed.add(tap.queue(), Token::Tap(tap.port.id, tap.index));
-                    self.taps.push(*tap);
-                }
-                Command::RemoveTaps(port, done) => {
-                    self.remove_taps(port, done);
-                }
-                Command::Inject(port, frame) => self.inject(&port, &frame),
+                Command::SetCall(port, index, call) => set_call(&port, index, call),
+                Command::SetEnabled(port, index, on) => set_enabled(&port, index, on),
                 Command::Exit => self.exit = true,
             }
         }
-        let tx = self.tx.iter().map(|queue| (queue.port.id, queue.index));
-        let taps = self.taps.iter().map(|tap| (tap.port.id, tap.index));
+        let tx = self.tx.iter().map(LiveTx::id);
+        let taps = self.taps.iter().map(TapTx::id);
         *self.shared.queues.lock() = tx.chain(taps).collect();
-    }
-
-    fn remove_taps(&mut self, port: PortId, done: oneshot::Sender<Vec<TapTx>>) {
-        let taps: Vec<_> = self.taps.extract_if(.., |tap| tap.port.id == port).collect();
-        for tap in &taps {
-            self.bed.remove(tap.queue());
-        }
-        let _ = done.send(taps);
-    }
-
-    /// What was used while there was no descriptor, or another one, may not have been noticed: the
-    /// new one is signalled once.
-    fn set_call(&mut self, port: &Port, virtqueue: u16, call: Option<Arc<EventFd>>) {
-        let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
-        if is_tx {
-            if let Some(queue) = self.tx_queue(port.id, index) {
-                queue.call = call;
-                queue.interrupt();
-            }
-        } else if let Kind::Vhost(vhost) = &port.kind
-            && let Some(queue) = vhost.rx.get(usize::from(index))
-            && let Some(live) = queue.live.lock().as_mut()
-        {
-            live.call = call;
-            live.interrupt(&queue.counters);
-        }
-    }
-
-    fn set_enabled(&mut self, port: &Port, virtqueue: u16, on: bool) {
-        let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
-        if is_tx {
-            if let Some(queue) = self.tx_queue(port.id, index) {
-                queue.enabled = on;
-            }
-        } else if let Kind::Vhost(vhost) = &port.kind
-            && let Some(queue) = vhost.rx.get(usize::from(index))
-            && let Some(live) = queue.live.lock().as_mut()
-        {
-            live.enabled = on;
-            vhost.set_active(index, on);
-        }
-    }
-
-    fn tx_queue(&mut self, port: PortId, index: u16) -> Option<&mut LiveTx> {
-        self.tx.iter_mut().find(|q| q.port.id == port && q.index == index)
     }
 
     fn inject(&mut self, port: &Port, bytes: &[u8]) {
@@ -451,4 +393,26 @@ fn stop_rx(port: &Port, index: u16) -> Option<Box<LiveRx>> {
     let mut queue = live.take()?;
     queue.finish(&slot.counters);
     Some(queue)
+}
+
+/// What was used while there was no descriptor, or another one, may not have been noticed: the new
+/// one is signalled once.
+fn set_call(port: &Port, index: u16, call: Option<Arc<EventFd>>) {
+    if let Kind::Vhost(vhost) = &port.kind
+        && let Some(queue) = vhost.rx.get(usize::from(index))
+        && let Some(live) = queue.live.lock().as_mut()
+    {
+        live.call = call;
+        live.interrupt(&queue.counters);
+    }
+}
+
+fn set_enabled(port: &Port, index: u16, on: bool) {
+    if let Kind::Vhost(vhost) = &port.kind
+        && let Some(queue) = vhost.rx.get(usize::from(index))
+        && let Some(live) = queue.live.lock().as_mut()
+    {
+        live.enabled = on;
+        vhost.set_active(index, on);
+    }
 }

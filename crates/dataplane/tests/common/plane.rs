@@ -66,7 +66,7 @@ impl Plane {
 
     /// With workers that go on polling for ever.
     pub(crate) fn polling() -> Plane {
-        Plane::with(&Options { cpus: None, polling: pace::Profile::Always })
+        Plane::with(&Options { polling: pace::Profile::Always, ..Options::default() })
     }
 
     pub(crate) fn with(options: &Options) -> Plane {

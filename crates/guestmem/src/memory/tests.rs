@@ -340,3 +340,24 @@ proptest! {
         prop_assert!(!memory.faulted());
     }
 }
+
+/// Where the kernel says at all, it says it of what is there and of nothing else.
+#[test]
+fn memory_is_on_a_node() {
+    let (file, other) = marked(4 * PAGE);
+    let memory = GuestMemory::map(&[(region(0x10_0000, 4 * PAGE, 0), file)]).unwrap();
+    assert_eq!(memory.node(0), None, "outside the table");
+    assert_eq!(memory.node(0x10_0000 + 4 * PAGE), None);
+    let nodes = std::fs::read_dir("/sys/devices/system/node");
+    let count = nodes.map_or(0, |nodes| {
+        let names = nodes.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter(|name| name.trim_start_matches("node").parse::<u16>().is_ok()).count()
+    });
+    if let Some(node) = memory.node(0x10_0000) {
+        assert!(count > 1 || node == 0, "node {node} of {count}");
+    }
+    // Gone under our feet: an error to the kernel, and no fault here.
+    ftruncate(&other, PAGE).unwrap();
+    assert_eq!(memory.node(0x10_0000 + 2 * PAGE), None);
+    assert!(!memory.faulted());
+}

@@ -61,16 +61,7 @@ impl Registry {
         if config.kind == PortKind::Vhost {
             check_length(&socket)?;
         }
-        if let Some(worker) = config.worker {
-            let workers = self.plane.workers().len();
-            if usize::from(worker) >= workers {
-                let last = workers.saturating_sub(1);
-                let message =
-                    format!("worker: there is no worker {worker}, allowed is 0 to {last}");
-                return Err(Error::new(ErrorCode::Invalid, message)
-                    .hint("`hayate worker list` shows them; `hayate daemon --cpus` makes them"));
-            }
-        }
+        config.worker.map_or(Ok(()), |worker| self.check_worker(worker))?;
         let tables = self.tables.read();
         let network = &config.network;
         let Some(found) = tables.networks.get(network) else {
@@ -95,6 +86,18 @@ impl Registry {
             }
         }
         Ok((found.handle, socket))
+    }
+
+    /// Whether there is a worker of this number.
+    pub(super) fn check_worker(&self, worker: u16) -> Result<(), Error> {
+        let workers = self.plane.workers().len();
+        if usize::from(worker) < workers {
+            return Ok(());
+        }
+        let last = workers.saturating_sub(1);
+        let message = format!("worker: there is no worker {worker}, allowed is 0 to {last}");
+        Err(Error::new(ErrorCode::Invalid, message)
+            .hint("`hayate worker list` shows them; `hayate daemon --cpus` makes them"))
     }
 
     fn collide(&self, one: (&Name, &PortConfig), two: (&Name, &PortConfig)) -> bool {

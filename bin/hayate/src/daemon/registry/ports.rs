@@ -1,9 +1,9 @@
 //! Ports come and go.
 
 use super::checks::{exists, not_static};
-use super::{Port, Registry, host, not_found};
+use super::{Failure, Port, Registry, host, not_found};
 use crate::plane::{NetworkHandle, PlaneError, PortHandle};
-use api::{Error, Name, Origin, PortConfig, PortKind, SocketMode};
+use api::{Error, ErrorCode, Name, Origin, Placement, PortConfig, PortKind, SocketMode};
 use std::io;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
@@ -93,6 +93,35 @@ impl Registry {
             warn!("port {name}: the group cannot be given {}: {error}", socket.display());
         }
         Ok(handle)
+    }
+
+    /// Has a worker serve a port's queues; nothing is saved, as queues are placed anew at a start.
+    pub(crate) async fn place_port(
+        &self,
+        name: &Name,
+        placement: &Placement,
+    ) -> Result<api::Port, Error> {
+        let _changing = self.changing.lock().await;
+        let (handle, pairs) = {
+            let tables = self.tables.read();
+            let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
+            let failed = |failure: &Failure| {
+                let message = format!("port {name} is not open: {}", failure.reason);
+                Error::new(ErrorCode::Host, message)
+            };
+            (port.open.as_ref().copied().map_err(failed)?, port.config.queue_pairs())
+        };
+        placement.worker.map_or(Ok(()), |worker| self.check_worker(worker))?;
+        if let Some(queue) = placement.queue.filter(|queue| *queue >= pairs) {
+            let last = pairs.saturating_sub(1);
+            let message =
+                format!("queue: port {name} has no queue {queue}, allowed is 0 to {last}");
+            return Err(Error::new(ErrorCode::Invalid, message)
+                .hint(format!("`hayate port show {name}` shows its queues")));
+        }
+        self.plane.move_port(handle, placement).await.map_err(|error| host(&error))?;
+        info!("port {name} placed: {placement}");
+        self.port(name)
     }
 
     fn rings(&self, name: &Name) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use super::{Network, Port, Registry, Tables, Vm, not_found};
 use crate::plane::Live;
-use api::{Error, FdbEntry, Name, PortKind, PortState, PortStats, feature};
+use api::{Error, ErrorCode, FdbEntry, Name, PortKind, PortState, PortStats, feature};
 
 impl Tables {
     /// Names of the ports for which `test` holds.
@@ -152,6 +152,14 @@ impl Registry {
 
     pub(crate) fn workers(&self) -> Vec<api::Worker> {
         self.plane.workers()
+    }
+
+    pub(crate) fn worker(&self, id: u16) -> Result<api::Worker, Error> {
+        let found = self.plane.workers().into_iter().find(|worker| worker.id == id);
+        found.ok_or_else(|| {
+            Error::new(ErrorCode::NotFound, format!("there is no worker {id}"))
+                .hint("`hayate worker list` shows what there is")
+        })
     }
 
     pub(crate) fn stats(&self) -> api::Stats {

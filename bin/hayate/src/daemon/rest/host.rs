@@ -1,10 +1,10 @@
 //! The daemon itself: workers, counters, version, health, and the description of the interface.
 
-use super::metrics;
+use super::{Refusal, metrics};
 use crate::daemon::registry::Registry;
-use api::{Health, Stats, Version, Worker};
+use api::{Error, ErrorBody, ErrorCode, Health, Stats, Version, Worker};
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use std::sync::Arc;
@@ -14,6 +14,21 @@ use std::sync::Arc;
     responses((status = 200, body = Vec<Worker>)))]
 pub(super) async fn workers(State(registry): State<Arc<Registry>>) -> Json<Vec<Worker>> {
     Json(registry.workers())
+}
+
+/// One worker.
+#[utoipa::path(get, path = "/v1/workers/{id}", tag = "host", operation_id = "show_worker",
+    params(("id" = u16, Path, description = "Its number")),
+    responses((status = 200, body = Worker), (status = 404, body = ErrorBody)))]
+pub(super) async fn worker(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+) -> Result<Json<Worker>, Refusal> {
+    let id = text.parse().map_err(|_| {
+        let text: String = text.chars().take(80).collect();
+        Error::new(ErrorCode::Invalid, format!("`{text}` is not the number of a worker"))
+    })?;
+    Ok(Json(registry.worker(id)?))
 }
 
 /// All counters at one moment.

@@ -61,6 +61,11 @@ pub(super) fn write(stats: &Stats) -> String {
             family.sample(&[("worker", &worker.id.to_string())], value(worker));
         }
     }
+    let help = "Queues a worker takes frames from.";
+    let mut queues = Family::new(&mut text, "worker_queues", "gauge", help);
+    for worker in &stats.workers {
+        queues.sample(&[("worker", &worker.id.to_string())], worker.queues.len() as u64);
+    }
     let mut asleep = Family::new(&mut text, "worker_asleep", "gauge", "1 while a worker sleeps.");
     for worker in &stats.workers {
         let value = u64::from(worker.state == WorkerState::Asleep);

@@ -4,7 +4,7 @@ use super::Refusal;
 use super::answer::{carried_through, made, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
-use api::{ErrorBody, Port, PortConfig};
+use api::{ErrorBody, Placement, Port, PortConfig};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -62,4 +62,23 @@ pub(super) async fn delete(
     let name = name(&text)?;
     carried_through(async move { registry.remove_port(&name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Has a worker serve a port's queues, or one of them, while frames flow on. This is not saved: the
+/// port's `worker` is what a restart follows.
+#[utoipa::path(put, path = "/v1/ports/{name}/placement", tag = "ports", operation_id = "place_port",
+    params(("name" = String, Path, description = "Name of the port")),
+    request_body = Placement,
+    responses(
+        (status = 200, description = "The queues are there", body = Port),
+        (status = 400, description = "There is no such queue or worker", body = ErrorBody),
+        (status = 404, description = "There is no port of that name", body = ErrorBody),
+        (status = 500, description = "The port is not open", body = ErrorBody)))]
+pub(super) async fn place(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Body(placement): Body<Placement>,
+) -> Result<Json<Port>, Refusal> {
+    let name = name(&text)?;
+    carried_through(async move { registry.place_port(&name, &placement).await }).await.map(Json)
 }

@@ -10,6 +10,7 @@ use switch::PortId;
 use sys::tap::{Tap, TapConfig};
 
 use crate::counters::QueueCounters;
+use crate::homes::Homes;
 use crate::port::tap::TapPort;
 use crate::port::tap::rx::{RxQueue, TapRx};
 use crate::port::tap::tx::TapTx;
@@ -25,7 +26,7 @@ pub(crate) fn create(
     id: PortId,
     spec: &PortSpec,
     tap: &TapSpec,
-    worker: u16,
+    homes: Homes,
 ) -> io::Result<(Arc<Port>, Vec<TapTx>)> {
     let (ifname, netns) = (tap.ifname.as_str(), tap.netns.as_deref());
     let queues = Tap::create(&TapConfig { ifname, netns, queues: tap.queues })?;
@@ -42,7 +43,7 @@ pub(crate) fn create(
         counters: QueueCounters::default(),
     });
     let kind = Kind::Tap(TapPort { rx: rx.collect(), interface, since: SystemTime::now() });
-    let port = Port::new(id, spec.name.clone(), worker, queues.len(), kind);
+    let port = Port::new(id, spec.name.clone(), homes, queues.len(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let port = Arc::new(port);
     let tx = (0u16..).zip(queues);

@@ -9,6 +9,7 @@ use sys::tap::TapQueue;
 use crate::frame::{Body, FRAME_MAX, fill_local};
 use crate::port::Port;
 use crate::worker::forward::{BURST, Forward, Sender};
+use crate::worker::placement::TxId;
 
 /// The reading end of an interface's queue. Its worker owns it.
 #[derive(Debug)]
@@ -25,6 +26,11 @@ impl TapTx {
     pub(crate) fn new(port: Arc<Port>, index: u16, queue: Arc<TapQueue>) -> Self {
         let buffer = vec![0; VNET_HLEN + FRAME_MAX].into_boxed_slice();
         Self { port, index, queue, buffer, ready: true }
+    }
+
+    /// Which queue it is.
+    pub(crate) fn id(&self) -> TxId {
+        TxId { port: self.port.id, index: self.index }
     }
 
     pub(crate) fn queue(&self) -> &TapQueue {

@@ -21,7 +21,7 @@ use virtio_bindings::virtio_net as net;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtqueue::{Journal, Queue};
 
-use crate::mailbox::Mailbox;
+use crate::homes::{Homes, Workers};
 use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
 use crate::port::vhost::{Info, QueueInfo, VhostPort};
@@ -29,6 +29,7 @@ use crate::port::{Kind, Port};
 use crate::spec::{PortSpec, SocketMode, VhostSpec};
 use crate::status::PortState;
 use crate::worker::Command;
+use crate::worker::placement::{TxCommand, TxId, TxQueue};
 
 /// Most queue pairs of a port.
 pub(crate) const MAX_PAIRS: u16 = 32;
@@ -80,7 +81,9 @@ pub(crate) struct Made {
 /// What the session task reaches the data plane by.
 pub(crate) struct Wiring {
     pub(crate) switch: Arc<Switch>,
-    pub(crate) worker: Mailbox,
+    pub(crate) workers: Arc<Workers>,
+    /// Workers are on NUMA nodes, so it matters where a ring is.
+    pub(crate) numa: bool,
 }
 
 /// The running session task of a port.
@@ -109,7 +112,7 @@ pub(crate) fn create(
     id: PortId,
     spec: &PortSpec,
     config: &VhostSpec,
-    worker: u16,
+    homes: Homes,
 ) -> Result<(Arc<Port>, Made), SocketError> {
     let endpoint = match config.mode {
         SocketMode::Server => Endpoint::server(&config.socket)?,
@@ -118,7 +121,7 @@ pub(crate) fn create(
     let device = DeviceSpec::net(offered() & !config.features_off, config.queues);
     let (report, faults) = mpsc::unbounded_channel();
     let kind = Kind::Vhost(VhostPort::new(config.queues, report));
-    let port = Port::new(id, spec.name.clone(), worker, config.queues.into(), kind);
+    let port = Port::new(id, spec.name.clone(), homes, config.queues.into(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let rings = config.rings.as_deref().and_then(|path| {
         let opened = open_rings(path, usize::from(config.queues) * 2 * Journal::WORDS);
@@ -164,7 +167,7 @@ impl Made {
     }
 }
 
-/// The device a session drives: it turns starts and stops into commands to the port's worker.
+/// The device a session drives: it turns starts and stops into commands to workers.
 struct NetDevice {
     port: Arc<Port>,
     wiring: Wiring,
@@ -189,6 +192,19 @@ impl NetDevice {
         if let Some(vhost) = self.vhost() {
             change(&mut vhost.info.lock());
         }
+    }
+
+    /// The TX queue that is this virtqueue.
+    fn tx(&self, virtqueue: u16) -> TxId {
+        TxId { port: self.port.id, index: virtqueue / 2 }
+    }
+
+    fn tx_command(&self, id: TxId, command: TxCommand) {
+        self.port.homes.post(&self.wiring.workers, id, command);
+    }
+
+    fn rx_command(&self, command: Command) {
+        self.wiring.workers.post(self.port.rx_worker, command);
     }
 
     /// The journal of a queue, if there is a file for it.
@@ -250,13 +266,14 @@ impl Device for NetDevice {
         let (base, page_size) = (queue.base(), mem.page_size());
         self.info(|info| info.page_size = Some(page_size));
         let (port, index) = (Arc::clone(&self.port), virtqueue / 2);
-        let command = if virtqueue % 2 == 1 {
+        if virtqueue % 2 == 1 {
             // A queue starts with kicks asked for.
             let armed = true;
             let faulted = false;
             let offloads = Offloads::from_host_features(features);
             let queue = queue.read_only();
-            Command::StartTx(Box::new(LiveTx {
+            let node = if self.wiring.numa { mem.node(config.desc) } else { None };
+            let live = LiveTx {
                 port,
                 index,
                 queue,
@@ -268,14 +285,15 @@ impl Device for NetDevice {
                 enabled,
                 armed,
                 faulted,
-            }))
+            };
+            let (id, live) = (live.id(), TxQueue::Vhost(Box::new(live)));
+            self.port.homes.start(&self.wiring.workers, id, live, node);
         } else {
             let offloads = Offloads::from_guest_features(features);
             let filled = false;
             let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled, filled };
-            Command::StartRx(port, index, Box::new(live))
-        };
-        self.wiring.worker.post(command);
+            self.rx_command(Command::StartRx(port, index, Box::new(live)));
+        }
         tracing::debug!(port = %self.port.name, virtqueue, size = info.size, base, "queue started");
         self.running(virtqueue, Some(info));
         Ok(())
@@ -284,12 +302,14 @@ impl Device for NetDevice {
     async fn stop(&mut self, virtqueue: u16) -> u32 {
         let index = virtqueue / 2;
         let base = if virtqueue % 2 == 1 {
-            let (done, stopped) = oneshot::channel();
-            self.wiring.worker.post(Command::StopTx(self.port.id, index, done));
-            stopped.await.ok().flatten().map(|live| live.queue.base())
+            let stopped = self.port.homes.stop(&self.wiring.workers, self.tx(virtqueue));
+            match stopped.await.ok().flatten() {
+                Some(TxQueue::Vhost(live)) => Some(live.queue.base()),
+                _ => None,
+            }
         } else {
             let (done, stopped) = oneshot::channel();
-            self.wiring.worker.post(Command::StopRx(Arc::clone(&self.port), index, done));
+            self.rx_command(Command::StopRx(Arc::clone(&self.port), index, done));
             stopped.await.ok().flatten().map(|live| live.queue.base())
         };
         tracing::debug!(port = %self.port.name, virtqueue, base, "queue stopped");
@@ -304,11 +324,19 @@ impl Device for NetDevice {
     }
 
     fn set_call(&mut self, virtqueue: u16, call: Option<Arc<EventFd>>) {
-        self.wiring.worker.post(Command::SetCall(Arc::clone(&self.port), virtqueue, call));
+        if virtqueue % 2 == 1 {
+            self.tx_command(self.tx(virtqueue), TxCommand::SetCall(call));
+        } else {
+            self.rx_command(Command::SetCall(Arc::clone(&self.port), virtqueue / 2, call));
+        }
     }
 
     fn set_enabled(&mut self, virtqueue: u16, enabled: bool) {
-        self.wiring.worker.post(Command::SetEnabled(Arc::clone(&self.port), virtqueue, enabled));
+        if virtqueue % 2 == 1 {
+            self.tx_command(self.tx(virtqueue), TxCommand::SetEnabled(enabled));
+        } else {
+            self.rx_command(Command::SetEnabled(Arc::clone(&self.port), virtqueue / 2, enabled));
+        }
         self.info(|info| {
             if let Some(Some(queue)) = info.queues.get_mut(usize::from(virtqueue)) {
                 queue.enabled = enabled;
@@ -325,7 +353,7 @@ impl Device for NetDevice {
 
     fn rarp(&mut self, mac: [u8; 6]) {
         let frame = packet::arp::announcement(Mac(mac)).to_vec();
-        self.wiring.worker.post(Command::Inject(Arc::clone(&self.port), frame));
+        self.tx_command(self.tx(1), TxCommand::Inject(Arc::clone(&self.port), frame));
     }
 
     async fn fault(&mut self) -> DeviceFault {

@@ -1,12 +1,12 @@
 //! The vhost port: a virtio-net device of a VM, over vhost-user.
 //!
 //! ```text
-//! guest TX queue (2k+1) --> LiveTx, owned by the port's worker
+//! guest TX queue (2k+1) --> LiveTx, owned by one worker at a time
 //! guest RX queue (2k)   <-- RxQueue, behind a lock any worker takes for one burst
 //! ```
 //!
 //! The vhost-user session runs on the control runtime ([`config`]); it starts and stops queues by
-//! commands to the port's worker.
+//! commands to workers.
 
 pub(crate) mod config;
 pub(crate) mod rx;
@@ -122,7 +122,7 @@ impl VhostPort {
         let _ = self.faults.send(why.into());
     }
 
-    /// Marks RX queue `index` as one that takes frames, or not. Only the port's worker calls this.
+    /// Marks RX queue `index` as one that takes frames, or not. Only the port's `rx_worker` calls this.
     pub(crate) fn set_active(&self, index: u16, on: bool) {
         let bit = 1u64.checked_shl(index.into()).unwrap_or(0);
         let now = self.active.load(Relaxed);

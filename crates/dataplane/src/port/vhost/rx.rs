@@ -1,7 +1,7 @@
 //! Guest RX queues: frames delivered into a guest's buffers.
 //!
 //! A queue may be reached by several workers, so it sits behind a lock that a worker takes once
-//! per burst. Its home worker puts the running queue in and takes it out between bursts.
+//! per burst. The port's `rx_worker` puts the running queue in and takes it out between bursts.
 
 use std::fmt;
 use std::sync::Arc;

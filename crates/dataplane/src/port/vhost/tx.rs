@@ -13,6 +13,7 @@ use virtqueue::{Chain, GuestFault, Next, Queue, Used};
 use crate::frame::{Body, fill};
 use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Sender};
+use crate::worker::placement::TxId;
 
 /// How many frames ahead of the one being taken the next is fetched from the guest's cache.
 const AHEAD: u16 = 8;
@@ -38,6 +39,11 @@ pub(crate) struct LiveTx {
 }
 
 impl LiveTx {
+    /// Which queue it is.
+    pub(crate) fn id(&self) -> TxId {
+        TxId { port: self.port.id, index: self.index }
+    }
+
     /// Whether there is something to do.
     #[inline(always)]
     pub(crate) fn waiting(&self) -> bool {
