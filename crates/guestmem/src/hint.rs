@@ -3,7 +3,8 @@
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::copy;
+use sys::prefetch;
+
 use crate::slice::GuestSlice;
 
 /// A cache line that will be needed, remembered apart from the memory it is in.
@@ -29,6 +30,6 @@ impl Hint {
     /// Has the line fetched, to be read.
     #[inline(always)]
     pub fn fetch(&self) {
-        copy::prefetch_read(self.0.load(Relaxed));
+        prefetch::read(self.0.load(Relaxed));
     }
 }

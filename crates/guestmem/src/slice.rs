@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
+use sys::prefetch;
+
 use crate::copy::{self, word};
 use crate::memory::GuestMemory;
 
@@ -110,20 +112,23 @@ impl<'m> GuestSlice<'m> {
         len
     }
 
-    /// The first `N` bytes, 10 or 12, loaded into registers, each byte once; `None` if there are
+    /// The first `N` bytes, 10, 12 or 16, loaded into registers, each byte once; `None` if there are
     /// fewer.
     #[inline(always)]
     #[must_use]
     pub fn load<const N: usize>(&self) -> Option<[u8; N]> {
-        const { assert!(N == 10 || N == 12) };
+        const { assert!(N == 10 || N == 12 || N == 16) };
         if self.len() < N {
             return None;
         }
         let at = self.ptr.as_ptr();
         // SAFETY: N bytes are there, and the accesses lie within them.
         let all = unsafe {
-            let high =
-                if N == 12 { word::load_u32(at.add(8)) } else { word::load_u16(at.add(8)).into() };
+            let high = match N {
+                10 => word::load_u16(at.add(8)).into(),
+                12 => word::load_u32(at.add(8)).into(),
+                _ => word::load_u64(at.add(8)),
+            };
             u128::from(word::load_u64(at)) | u128::from(high) << 64
         };
         all.to_le_bytes().first_chunk().copied()
@@ -171,13 +176,13 @@ impl<'m> GuestSlice<'m> {
     /// nothing and cannot fail, whatever is or is not at that address.
     #[inline(always)]
     pub fn prefetch_write(&self) {
-        copy::prefetch_write(self.ptr.as_ptr());
+        prefetch::write(self.ptr.as_ptr());
     }
 
     /// The same, to be read.
     #[inline(always)]
     pub fn prefetch_read(&self) {
-        copy::prefetch_read(self.ptr.as_ptr());
+        prefetch::read(self.ptr.as_ptr());
     }
 
     /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the

@@ -5,13 +5,17 @@
 //! crate's essay, 3), so that a change anywhere makes them miss; and each for a second at most,
 //! after which the full look-up also refreshes the source's last-seen stamp.
 //!
+//! Traffic among more addresses than it has room for finds nothing here: after a window of misses it
+//! is bypassed for a while, and frames are worked out from the MAC table at once. Callers that know
+//! the next frames then have what those need fetched ([`Cache::prefetch`]).
+//!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
 use packet::eth::{ETH_P_8021Q, is_tag_protocol};
-use packet::{Tci, VlanEdit};
+use packet::{Mac, Tci, VlanEdit};
 
 use crate::config::Snapshot;
-use crate::fdb::REFRESH_MS;
+use crate::fdb::{self, Held, REFRESH_MS};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
 use crate::{DropReason, PortId, Verdict};
@@ -23,6 +27,11 @@ pub struct Cache {
     seed: Seed,
     hits: u64,
     misses: u64,
+    /// `hits` when this window began, and the misses since then.
+    window: (u64, u64),
+    /// So many frames are still to be worked out without a look at `sets`.
+    bypassed: u32,
+    held: Held,
 }
 
 /// One cache line.
@@ -51,11 +60,25 @@ struct Packed(u16, u16);
 impl Cache {
     /// What [`Cache::default`] has room for: a quarter of a megabyte.
     pub const ENTRIES_DEFAULT: usize = 8192;
+    /// Misses in a window. It is judged by the hits between them.
+    const WINDOW: u64 = 32;
+    /// With fewer hits than this for each miss, misses are what frames cost...
+    const WORTHWHILE: u64 = 4;
+    /// ...and so many frames pass before that is tried again.
+    const BYPASSED: u32 = 2048;
 
     /// A cache for `entries` verdicts, rounded up to a power of two.
     pub fn new(entries: usize) -> Self {
         let sets = entries.div_ceil(2).clamp(1, 1 << 24).next_power_of_two();
-        Self { sets: vec![Set::default(); sets].into(), seed: Seed::random(), hits: 0, misses: 0 }
+        Self {
+            sets: vec![Set::default(); sets].into(),
+            seed: Seed::random(),
+            hits: 0,
+            misses: 0,
+            window: (0, 0),
+            bypassed: 0,
+            held: Held::default(),
+        }
     }
 
     /// The verdict on a frame that came in at `in_port`, of which `head` is the beginning (18
@@ -68,16 +91,24 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Verdict {
-        let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
+        if self.bypassed != 0 {
+            self.bypassed -= 1;
             self.misses += 1;
-            return snapshot.lookup(in_port, head, now_ms);
+            return match self.known(snapshot, in_port, head, now_ms) {
+                Some(verdict) => verdict.unpack(),
+                None => snapshot.decide(in_port, head, now_ms, &mut self.held).verdict,
+            };
+        }
+        let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
+            self.missed();
+            return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
         };
         let generation = port.fdb.generation();
         let place = self.seed.hash(key.0, key.1) & (self.sets.len() - 1);
-        let Some(Set(entries)) = self.sets.get_mut(place) else {
+        let Some(Set(entries)) = self.sets.get(place) else {
             return Verdict::Drop(DropReason::Internal);
         };
-        for entry in entries.iter() {
+        for entry in entries {
             if entry.key == key
                 && entry.generation == generation
                 && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
@@ -86,8 +117,61 @@ impl Cache {
                 return entry.verdict.unpack();
             }
         }
+        decide(self, place, key, generation, snapshot, in_port, head, now_ms)
+    }
+
+    /// Counts a miss, and judges at the end of a window.
+    #[inline]
+    fn missed(&mut self) {
         self.misses += 1;
-        decide(entries, key, generation, snapshot, in_port, head, now_ms)
+        self.window.1 += 1;
+        if self.window.1 == Self::WINDOW {
+            if self.hits - self.window.0 < Self::WINDOW * Self::WORTHWHILE {
+                self.bypassed = Self::BYPASSED;
+            }
+            self.window = (self.hits, 0);
+        }
+    }
+
+    /// The verdict worked out by the quick way. Packed: it stays in a register.
+    #[inline(never)]
+    fn known(
+        &mut self,
+        snapshot: &Snapshot,
+        in_port: PortId,
+        head: &[u8],
+        now_ms: u64,
+    ) -> Option<Packed> {
+        Packed::pack(snapshot.known(in_port, head, now_ms, &mut self.held)?)
+    }
+
+    /// Whether there are so many addresses that it pays to call [`Cache::prefetch`] for the frames
+    /// that come next.
+    #[inline]
+    pub fn is_bypassed(&self) -> bool {
+        self.bypassed != 0
+    }
+
+    /// Has fetched what the verdict on a frame that comes soon needs: `front` is its beginning.
+    /// Only a hint: the frame that then comes may be another one.
+    #[inline]
+    pub fn prefetch(&mut self, snapshot: &Snapshot, in_port: PortId, front: &[u8; 16]) {
+        let Some(port) = snapshot.port(in_port) else { return };
+        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, p0, p1, t0, t1] = *front;
+        let tag = (u16::from_be_bytes([p0, p1]) == ETH_P_8021Q)
+            .then(|| Tci(u16::from_be_bytes([t0, t1])).vid());
+        let fid = port.vlan.fid_of(tag);
+        let table = self.held.table(&port.fdb);
+        table.prefetch(fdb::key(fid, Mac([d0, d1, d2, d3, d4, d5])));
+        table.prefetch(fdb::key(fid, Mac([s0, s1, s2, s3, s4, s5])));
+    }
+
+    /// Lets go of the MAC table it used last. For the end of each pass: see the crate's essay, 2.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.held.is_some() {
+            self.held.release();
+        }
     }
 
     /// Look-ups answered from memory, and those worked out, since the cache was made.
@@ -104,8 +188,10 @@ impl Default for Cache {
 
 /// Works a verdict out and remembers it.
 #[inline(never)]
+#[expect(clippy::too_many_arguments, reason = "what a look-up has at hand, in registers")]
 fn decide(
-    entries: &mut [Entry; 2],
+    cache: &mut Cache,
+    place: usize,
     key: Key,
     generation: u64,
     snapshot: &Snapshot,
@@ -113,8 +199,11 @@ fn decide(
     head: &[u8],
     now_ms: u64,
 ) -> Verdict {
-    let decision = snapshot.decide(in_port, head, now_ms);
-    if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict)) {
+    cache.missed();
+    let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
+    if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict))
+        && let Some(Set(entries)) = cache.sets.get_mut(place)
+    {
         remember(entries, Entry { key, generation, verdict, stamp: stamp as u32 });
     }
     decision.verdict

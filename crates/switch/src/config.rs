@@ -9,7 +9,7 @@ use packet::eth::Eth;
 use packet::{Mac, VlanEdit};
 use parking_lot::Mutex;
 
-use crate::fdb::{self, Fdb, FdbEntry, NetworkStats, Observed, PortShared, Source};
+use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, Source};
 use crate::vlan::{self, Class, Egress, VID_MAX, VlanMode};
 use crate::{DropReason, Flood, NetworkId, PortId, Verdict};
 
@@ -99,7 +99,7 @@ pub struct Snapshot {
 pub(crate) struct Port {
     network: NetworkId,
     up: bool,
-    vlan: VlanMode,
+    pub(crate) vlan: VlanMode,
     mac_limit: Option<usize>,
     shared: Arc<PortShared>,
     pub(crate) fdb: Arc<Fdb>,
@@ -411,7 +411,7 @@ impl Snapshot {
     /// The verdict on a frame, worked out in full; learns its source. What [`crate::Cache`] does
     /// when it does not remember.
     pub fn lookup(&self, in_port: PortId, head: &[u8], now_ms: u64) -> Verdict {
-        self.decide(in_port, head, now_ms).verdict
+        self.decide(in_port, head, now_ms, &mut Held::default()).verdict
     }
 
     /// The ports of a flood, with what to do to the tag for each. In no particular order.
@@ -427,7 +427,13 @@ impl Snapshot {
         FloodMembers { flood, narrow: narrow.iter(), wide: wide.iter() }
     }
 
-    pub(crate) fn decide(&self, in_port: PortId, head: &[u8], now_ms: u64) -> Decision {
+    pub(crate) fn decide(
+        &self,
+        in_port: PortId,
+        head: &[u8],
+        now_ms: u64,
+        held: &mut Held,
+    ) -> Decision {
         let drop = |reason| Decision::from(Verdict::Drop(reason));
         let Some(port) = self.port(in_port).filter(|port| port.up) else {
             return drop(DropReason::PortDown);
@@ -447,13 +453,13 @@ impl Snapshot {
             mac_limit: port.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32),
             shared: &port.shared,
         };
-        let table = port.fdb.table();
-        let observed = port.fdb.observe(&table, fdb::key(class.fid, eth.src), &source, now_ms);
+        let table = held.table(&port.fdb);
+        let observed = port.fdb.observe(table, fdb::key(class.fid, eth.src), &source, now_ms);
         let destination = match observed {
             // It may have been learned just now, and into a newer table.
             Observed::Known(_) if eth.dst == eth.src => Some(in_port),
             _ if eth.dst.is_multicast() => None,
-            _ => fdb::lookup(&table, fdb::key(class.fid, eth.dst)),
+            _ => fdb::lookup(table, fdb::key(class.fid, eth.dst)),
         };
         if let Some(to) = destination
             && let Some(verdict) = self.unicast(in_port, port, class, to)
@@ -473,8 +479,27 @@ impl Snapshot {
         Verdict::Flood(flood).into()
     }
 
+    /// The verdict if source and destination are in the table and there is nothing to learn: what
+    /// [`Snapshot::decide`] says then, in fewer steps. (No address in the table is a group's.)
+    #[inline(always)]
+    pub(crate) fn known(
+        &self,
+        in_port: PortId,
+        head: &[u8],
+        now_ms: u64,
+        held: &mut Held,
+    ) -> Option<Verdict> {
+        let port = self.port(in_port).filter(|port| port.up)?;
+        let eth = Eth::parse(head)?;
+        let class = port.vlan.classify(&eth)?;
+        let table = held.table(&port.fdb);
+        let to = fdb::lookup(table, fdb::key(class.fid, eth.dst))?;
+        let fresh = fdb::is_fresh(table, fdb::key(class.fid, eth.src), in_port, now_ms);
+        if fresh { self.unicast(in_port, port, class, to) } else { None }
+    }
+
     /// The verdict if the destination is behind port `number`; `None` if that cannot be.
-    #[inline]
+    #[inline(always)]
     fn unicast(
         &self,
         in_port: PortId,

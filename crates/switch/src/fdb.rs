@@ -124,15 +124,50 @@ pub(crate) enum Observed {
     Again,
 }
 
-/// Its own cache line: workers read it for every frame.
+/// A worker's hold on the table of the network it had a frame of last, and that table's number. To
+/// take a table anew for each frame takes locked instructions, which wait for all stores before
+/// them: those to the guests' memory.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Option<(u64, Arc<Table>)>);
+
+impl Held {
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// The table now, for one frame's look-ups. Asked for after [`Fdb::generation`].
+    #[inline]
+    pub(crate) fn table(&mut self, fdb: &Fdb) -> &Table {
+        // The number first: a table that is replaced in between is taken again with the next frame.
+        let number = fdb.numbers.table.load(Ordering::Acquire);
+        if self.0.as_ref().is_some_and(|(held, _)| *held != number) {
+            self.release();
+        }
+        &self.0.get_or_insert_with(|| (number, fdb.take_table())).1
+    }
+
+    /// Lets go of it: at the end of a burst at the latest, as it may be of the past by then.
+    #[cold]
+    pub(crate) fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// Numbers drawn from the switch's one counter, so that none is ever used twice. On a cache line of
+/// their own: workers read them for every frame.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Line<T>(T);
+struct Numbers {
+    /// See the crate's essay, 3.
+    generation: AtomicU64,
+    /// Of the table, another one as soon as that is replaced.
+    table: AtomicU64,
+}
 
 #[derive(Debug)]
 pub(crate) struct Fdb {
-    /// See the crate's essay, 3.
-    generation: Line<AtomicU64>,
+    numbers: Numbers,
     /// Version of the latest configuration of the network.
     config: AtomicU64,
     generations: Arc<AtomicU64>,
@@ -151,13 +186,16 @@ struct Writer {
     /// The second in which `moves` addresses moved.
     moves_since: u64,
     moves: u32,
+    /// The table before this one: workers may hold it for a burst, and are not to be those who give
+    /// its memory back.
+    retired: Option<Arc<Table>>,
     stats: NetworkStats,
 }
 
 impl Fdb {
     pub(crate) fn new(generations: &Arc<AtomicU64>, mac_limit: usize, age_ms: u64) -> Self {
         let fdb = Self {
-            generation: Line::default(),
+            numbers: Numbers::default(),
             config: AtomicU64::new(0),
             generations: Arc::clone(generations),
             table: ArcSwap::from_pointee(Table::with_room_for(0)),
@@ -167,6 +205,7 @@ impl Fdb {
             writer: Mutex::new(Writer { age_ms, ..Writer::default() }),
         };
         fdb.bump();
+        fdb.numbers.table.store(fdb.number(), Ordering::Release);
         fdb
     }
 
@@ -175,7 +214,7 @@ impl Fdb {
     /// The number a verdict is remembered under; read before the verdict is computed.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        self.generation.0.load(Ordering::Acquire)
+        self.numbers.generation.load(Ordering::Acquire)
     }
 
     /// Is this the latest configuration? Asked after the verdict is computed.
@@ -184,10 +223,9 @@ impl Fdb {
         self.config.load(Ordering::Acquire) == config
     }
 
-    /// The table now, for one frame's look-ups. Loaded after [`Fdb::generation`].
-    #[inline]
-    pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Table>> {
-        self.table.load()
+    #[cold]
+    fn take_table(&self) -> Arc<Table> {
+        self.table.load_full()
     }
 
     /// Notes a frame's source: refreshes, learns or moves it. What it learns may go to a newer
@@ -249,7 +287,7 @@ impl Fdb {
             }
             None => {
                 drop(table);
-                if !self.store(&writer, key, Value::new(source.port, false, now_ms)) {
+                if !self.store(&mut writer, key, Value::new(source.port, false, now_ms)) {
                     return Observed::Again;
                 }
                 writer.stats.learned += 1;
@@ -269,11 +307,15 @@ impl Fdb {
 
     /// What was remembered about this network counts no more. Last step of every change.
     fn bump(&self) {
-        let next = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
-        self.generation.0.store(next, Ordering::Release);
+        self.numbers.generation.store(self.number(), Ordering::Release);
     }
 
-    fn store(&self, writer: &Writer, key: u64, value: Value) -> bool {
+    /// One that is not in use.
+    fn number(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn store(&self, writer: &mut Writer, key: u64, value: Value) -> bool {
         let table = self.table.load();
         let has_room = !table.is_crowded() || table.get(key).is_some();
         if has_room && table.insert(key, value.0) {
@@ -284,15 +326,17 @@ impl Fdb {
         self.table.load().insert(key, value.0)
     }
 
-    /// Replaces the table by one with room for twice its live entries. A stamp a worker refreshes
+    /// Replaces the table by one with room for as many entries again. A stamp a worker refreshes
     /// in the old one meanwhile is lost: the next refresh, a second later, is not.
-    fn rebuild(&self, _writer: &Writer) {
-        let old = self.table.load();
-        let new = Table::with_room_for(old.iter().count().max(8) * 2);
+    fn rebuild(&self, writer: &mut Writer) {
+        let old = self.table.load_full();
+        let new = Table::with_room_for(old.iter().count().max(16));
         for (key, word) in old.iter() {
             new.insert(key, word.load(Ordering::Acquire));
         }
         self.table.store(Arc::new(new));
+        self.numbers.table.store(self.number(), Ordering::Release);
+        writer.retired = Some(old);
     }
 
     /// Removes the entries `condemned` says; returns how many were learned ones.
@@ -369,6 +413,7 @@ impl Fdb {
     /// Removes what is too old; tidies the table. Returns how many addresses were removed.
     pub(crate) fn maintain(&self, now_ms: u64) -> u64 {
         let mut writer = self.writer.lock();
+        writer.retired = None;
         let age_ms = writer.age_ms;
         let gone =
             self.remove(&mut writer, |_, value| !value.fixed() && value.age(now_ms) >= age_ms);
@@ -378,7 +423,7 @@ impl Fdb {
         }
         let entries = self.macs.load(Ordering::Relaxed) + writer.stats.fixed as usize;
         if self.table.load().wants_rebuild(entries) {
-            self.rebuild(&writer);
+            self.rebuild(&mut writer);
         }
         gone
     }
@@ -389,7 +434,7 @@ impl Fdb {
         let old = self.remove(&mut writer, |found, _| found == key);
         writer.stats.flushed += old;
         let room = writer.stats.fixed < STATIC_MAX as u64;
-        let stored = room && self.store(&writer, key, Value::new(port, true, 0));
+        let stored = room && self.store(&mut writer, key, Value::new(port, true, 0));
         writer.stats.fixed += u64::from(stored);
         self.bump();
         stored
@@ -466,6 +511,14 @@ impl Writer {
         self.stats.moves_held += u64::from(!may);
         may
     }
+}
+
+/// Whether a source is in the table behind this port, and there is nothing to note about it.
+#[inline]
+pub(crate) fn is_fresh(table: &Table, key: u64, port: PortId, now_ms: u64) -> bool {
+    table.get(key).and_then(|word| Value(word.load(Ordering::Acquire)).live()).is_some_and(
+        |value| value.port() == port && (value.fixed() || value.age(now_ms) < REFRESH_MS),
+    )
 }
 
 /// The port an address is behind.

@@ -69,17 +69,25 @@ impl Table {
     /// An empty table with room for `entries` keys before it is crowded, and as many again.
     pub(crate) fn with_room_for(entries: usize) -> Self {
         let slots = (entries.saturating_mul(4)).next_power_of_two().max(Self::SLOTS_MIN);
-        Self {
-            slots: (0..slots).map(|_| Slot::default()).collect(),
-            seed: Seed::random(),
-            used: AtomicU64::new(0),
-        }
+        let mut empty = Vec::with_capacity(slots);
+        sys::prefer_huge_pages(empty.spare_capacity_mut());
+        empty.resize_with(slots, Slot::default);
+        Self { slots: empty.into(), seed: Seed::random(), used: AtomicU64::new(0) }
     }
 
+    #[inline]
     fn probe(&self, key: u64) -> impl Iterator<Item = &Slot> {
         let mask = self.slots.len() - 1;
         let home = self.seed.hash(key, 0);
         (0..Self::PROBES_MAX).filter_map(move |step| self.slots.get(home.wrapping_add(step) & mask))
+    }
+
+    /// Has the place of a key fetched, which is all that most look-ups read.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) {
+        if let Some(home) = self.probe(key).next() {
+            sys::prefetch::read(home);
+        }
     }
 
     /// The slot of a key, which may have been removed.

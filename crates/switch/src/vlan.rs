@@ -81,6 +81,7 @@ impl VlanMode {
     }
 
     /// Class of a frame that comes in; `None`: not allowed here.
+    #[inline]
     pub(crate) fn classify(&self, eth: &Eth) -> Option<Class> {
         let stacked = eth.is_stacked();
         let transparent = matches!(self, Self::None);
@@ -102,6 +103,16 @@ impl VlanMode {
         }
     }
 
+    /// FID of a frame with this VLAN id in its tag, or without a tag, if it is allowed here.
+    #[inline]
+    pub(crate) fn fid_of(&self, tag: Option<u16>) -> u16 {
+        match tag {
+            Some(vid) if vid != 0 => vid,
+            _ => self.untagged_fid().unwrap_or(0),
+        }
+    }
+
+    #[inline]
     fn untagged_fid(&self) -> Option<u16> {
         match *self {
             Self::None => Some(0),
@@ -110,6 +121,7 @@ impl VlanMode {
         }
     }
 
+    #[inline]
     fn takes_tagged(&self, vid: u16) -> bool {
         match self {
             Self::None => true,

@@ -2,8 +2,9 @@
 //!
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
-//! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before all others), [`clock`] (the processor's own),
-//! [`memfd`] and [`Words`] (numbers in a mapped file).
+//! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
+//! all others), [`clock`] (the processor's own), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
+//! (cache lines) and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
 //! inherited by a child.
@@ -18,11 +19,12 @@ pub mod clock;
 mod eventfd;
 mod memory;
 pub mod numa;
+pub mod prefetch;
 pub mod priority;
 pub mod scm;
 pub mod tap;
 mod words;
 
 pub use eventfd::EventFd;
-pub use memory::memfd;
+pub use memory::{memfd, prefer_huge_pages};
 pub use words::Words;

@@ -1,8 +1,9 @@
 //! One frame from where it came in to where it goes: check, look up, edit, send.
 
+use guestmem::GuestSlice;
 use packet::eth::ETH_HLEN;
 use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
-use switch::{Cache, DropReason, Flood, Snapshot, Verdict};
+use switch::{Cache, DropReason, Flood, PortId, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
@@ -37,6 +38,15 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
+    /// Has fetched what the look-up of a frame that comes soon needs. What is read of it here is
+    /// read again when it comes.
+    #[inline]
+    pub(crate) fn prefetch(&mut self, in_port: PortId, frame: GuestSlice<'_>) {
+        if let Some(front) = frame.load() {
+            self.cache.prefetch(self.switch, in_port, &front);
+        }
+    }
+
     /// Forwards one frame of `len` bytes that came with `header`: `head` holds its beginning,
     /// `body` the rest. What is not sent is counted at the sender or the receiver.
     #[inline(always)]

@@ -238,6 +238,7 @@ impl Worker {
             let egress = Egress::new(ports, workshop);
             frames += tap.burst(&mut Forward { lookup, head, egress });
         }
+        cache.release();
         frames
     }
 
@@ -368,6 +369,7 @@ impl Worker {
         let sender = Sender { port, counters, offloads: Offloads::NONE };
         let header = VirtioNetHdr::default();
         lookup.forward(&sender, header, head, body, bytes.len(), &mut egress);
+        lookup.cache.release();
     }
 }
 

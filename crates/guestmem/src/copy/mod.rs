@@ -15,10 +15,7 @@ mod x86_64;
 pub(crate) use x86_64::copy;
 
 pub(crate) mod block;
-mod prefetch;
 pub(crate) mod word;
-
-pub(crate) use prefetch::{prefetch_read, prefetch_write};
 
 #[cfg(any(test, not(target_arch = "x86_64")))]
 mod portable;

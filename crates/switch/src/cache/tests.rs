@@ -72,3 +72,49 @@ fn the_newer_entry_is_first_and_the_same_key_is_not_twice() {
     }
     assert_eq!(set.map(|entry| entry.key.0), [3, 2]);
 }
+
+/// One port, and a look-up of a frame from address `n` to itself: known and remembered once learned.
+fn own(cache: &mut Cache, switch: &crate::Switch, port: PortId, n: u8) -> Verdict {
+    let mut frame = head(0x88b5, 0, 0);
+    frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, n, 2, 0, 0, 0, 0, n]);
+    cache.lookup(&switch.snapshot(), port, &frame, 1)
+}
+
+#[test]
+fn misses_without_hits_put_it_aside_for_a_while() {
+    let switch = crate::Switch::new();
+    let network = switch.add_network(crate::NetworkConfig::default()).unwrap();
+    let vlan = crate::VlanMode::None;
+    let port = switch.add_port(crate::PortConfig { network, vlan, mac_limit: None }).unwrap();
+    switch.set_link(port, true).unwrap();
+
+    // Few addresses: the misses that make them known are far apart.
+    let mut cache = Cache::new(1024);
+    for n in 0..=255 {
+        for _ in 0..Cache::WORTHWHILE + 2 {
+            assert_eq!(own(&mut cache, &switch, port, n), Verdict::Drop(DropReason::SamePort));
+        }
+        assert!(!cache.is_bypassed());
+    }
+    assert_eq!(cache.hits_and_misses(), (256 * (Cache::WORTHWHILE + 1), 256));
+
+    // Too many for it.
+    let mut cache = Cache::new(1);
+    let mut frames = (0..=255).cycle();
+    let mut next = |cache: &mut Cache| own(cache, &switch, port, frames.next().unwrap());
+    for _ in 0..Cache::WINDOW {
+        assert!(!cache.is_bypassed());
+        next(&mut cache);
+    }
+    let mut aside = 0;
+    while cache.is_bypassed() {
+        assert_eq!(next(&mut cache), Verdict::Drop(DropReason::SamePort));
+        aside += 1;
+    }
+    assert_eq!(aside, Cache::BYPASSED);
+    // Then it is tried again.
+    for _ in 0..Cache::WINDOW * Cache::WORTHWHILE {
+        own(&mut cache, &switch, port, 1);
+        assert!(!cache.is_bypassed());
+    }
+}

@@ -18,3 +18,13 @@ fn huge_pages_come_whole() {
     assert!(ftruncate(&fd, 0).is_err());
     assert!(memfd("sys-test", 4096, true).is_err());
 }
+
+#[test]
+fn memory_with_huge_pages_is_as_any_other() {
+    for len in [0, 1, 1 << 18, (1 << 20) + 3] {
+        let mut words = Vec::<u64>::with_capacity(len);
+        prefer_huge_pages(words.spare_capacity_mut());
+        words.extend(0..len as u64);
+        assert!(words.iter().enumerate().all(|(n, word)| n as u64 == *word));
+    }
+}

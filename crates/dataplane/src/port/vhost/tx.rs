@@ -6,13 +6,13 @@ use std::sync::Arc;
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
-use switch::DropReason;
+use switch::{DropReason, PortId};
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Used};
 
 use crate::frame::{Body, fill};
 use crate::port::{Kind, Port};
-use crate::worker::forward::{BURST, Forward, Sender};
+use crate::worker::forward::{BURST, Forward, Lookup, Sender};
 use crate::worker::placement::TxId;
 
 /// How many frames ahead of the one being taken the next is fetched from the guest's cache.
@@ -76,9 +76,15 @@ impl LiveTx {
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let sender = Sender { port, counters, offloads: *offloads };
         let Forward { lookup, head, egress } = forward;
+        let scattered = lookup.cache.is_bypassed();
         let (mut frames, mut bytes) = (0, 0);
         let result = loop {
-            if let Some(buffer) = queue.peek(mem, AHEAD) {
+            let ahead = if scattered {
+                look_ahead(queue, mem, *vnet_len, lookup, port.id)
+            } else {
+                queue.peek(mem, AHEAD)
+            };
+            if let Some(buffer) = ahead {
                 if *offloads != Offloads::NONE {
                     buffer.prefetch_read();
                 }
@@ -179,6 +185,22 @@ impl LiveTx {
         self.armed = true;
         self.queue.enable_kicks()
     }
+}
+
+/// For frames among many addresses: the one to be fetched is twice as far ahead, and half-way it is
+/// looked at what its addresses lead to.
+#[inline(never)]
+fn look_ahead<'m>(
+    queue: &Queue,
+    mem: &'m GuestMemory,
+    vnet_len: usize,
+    lookup: &mut Lookup<'_>,
+    in_port: PortId,
+) -> Option<GuestSlice<'m>> {
+    if let Some(buffer) = queue.peek(mem, AHEAD) {
+        lookup.prefetch(in_port, buffer.skip(vnet_len));
+    }
+    queue.peek(mem, 2 * AHEAD)
 }
 
 /// The virtio-net header at the front of a buffer, in registers.

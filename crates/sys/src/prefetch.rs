@@ -1,4 +1,5 @@
-//! Hints that a cache line will be needed.
+//! Hints that a cache line will be needed: they wait for nothing and cannot fail, whatever is or is
+//! not at the address.
 
 #![expect(unsafe_code)]
 // UNSAFETY: an instruction that Rust has no stable name for.
@@ -6,7 +7,7 @@
 /// Asks for the cache line at `at`, to be written: it arrives while other work goes on, where a
 /// store that misses holds up all stores after it. Measured in docs/performance.md.
 #[inline(always)]
-pub(crate) fn prefetch_write(at: *const u8) {
+pub fn write<T>(at: *const T) {
     // SAFETY: a prefetch changes nothing and faults on no address; processors that know none take
     // it for a no-operation.
     #[cfg(target_arch = "x86_64")]
@@ -24,7 +25,7 @@ pub(crate) fn prefetch_write(at: *const u8) {
 
 /// Asks for the cache line at `at`, to be read.
 #[inline(always)]
-pub(crate) fn prefetch_read(at: *const u8) {
+pub fn read<T>(at: *const T) {
     // SAFETY: a prefetch changes nothing and faults on no address.
     #[cfg(target_arch = "x86_64")]
     unsafe {
