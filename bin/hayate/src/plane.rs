@@ -67,6 +67,8 @@ pub(crate) struct Live {
     pub(crate) from_port: api::Traffic,
     pub(crate) to_port: api::Traffic,
     pub(crate) flood_copies: u64,
+    pub(crate) interrupts: u64,
+    pub(crate) deferred: u64,
     pub(crate) drops: Vec<(&'static str, u64)>,
     pub(crate) queues: Vec<api::Queue>,
 }
@@ -161,6 +163,8 @@ impl Plane {
             from_port: traffic(status.from_port),
             to_port: traffic(status.to_port),
             flood_copies: status.flood_copies,
+            interrupts: status.interrupts,
+            deferred: status.deferred,
             drops: status.drops.into_iter().map(|(reason, n)| (reason.name(), n)).collect(),
             queues: status.queues.iter().map(queue).collect(),
         })
@@ -222,6 +226,14 @@ fn kind(config: &api::PortConfig, socket: PathBuf, rings: PathBuf) -> dataplane:
                 api::SocketMode::Client => dataplane::SocketMode::Client,
             },
             queues,
+            moderation: match config.moderation.unwrap_or_default() {
+                api::Moderation::Off => dataplane::Moderation::Off,
+                api::Moderation::Adaptive => dataplane::Moderation::Adaptive,
+                api::Moderation::Fixed { frames, micros } => dataplane::Moderation::Fixed {
+                    frames,
+                    time: Duration::from_micros(micros.into()),
+                },
+            },
             features_off: api::Offload::features_off(&config.no_offload),
             rings: Some(rings),
         }),
@@ -258,6 +270,7 @@ fn queue(queue: &dataplane::QueueStatus) -> api::Queue {
         frames: queue.frames,
         kicks: queue.kicks,
         interrupts: queue.interrupts,
+        deferred: queue.deferred,
     }
 }
 

@@ -30,8 +30,8 @@ pub use mac::{BadMac, Mac};
 pub use name::{BadName, Name};
 pub use network::{FdbEntry, Network, NetworkConfig};
 pub use port::{
-    DEFAULT_QUEUES, MAX_QUEUES, Offload, Origin, Port, PortConfig, PortKind, PortState, PortStats,
-    Queue, SocketMode, Traffic, Wrong,
+    BadModeration, DEFAULT_QUEUES, MAX_QUEUES, Moderation, Offload, Origin, Port, PortConfig,
+    PortKind, PortState, PortStats, Queue, SocketMode, Traffic, Wrong,
 };
 pub use size::{BadSize, MemorySize};
 pub use time::{BadTimestamp, Timestamp};

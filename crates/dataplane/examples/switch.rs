@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use dataplane::{Host, NetworkSpec, Options, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode};
+use dataplane::{
+    Host, Moderation, NetworkSpec, Options, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode,
+};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,6 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             mode: SocketMode::Server,
             queues: 1,
             features_off: 0,
+            moderation: Moderation::default(),
             rings: None,
         });
         let name = format!("port{number}");

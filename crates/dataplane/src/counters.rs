@@ -49,6 +49,7 @@ pub(crate) struct QueueCounters {
     pub(crate) flood_copies: Counter,
     pub(crate) kicks: Counter,
     pub(crate) interrupts: Counter,
+    pub(crate) deferred: Counter,
     drops: [Counter; REASONS],
 }
 

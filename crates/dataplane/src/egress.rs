@@ -5,6 +5,8 @@
 //! waits for a lock while it holds another: if a destination is busy, everything open is closed
 //! first. So two workers that send to each other's ports cannot stop each other.
 
+use std::time::Instant;
+
 use arrayvec::ArrayVec;
 use packet::segment::{Scratch, Segmenter};
 use packet::{Checked, Head, Offloads, checksum, flow_hash};
@@ -13,6 +15,7 @@ use switch::{DropReason, PortId};
 
 use crate::counters::QueueCounters;
 use crate::frame::{Body, FRAME_MAX, Frame, fill_local};
+use crate::owed::Owed;
 use crate::port::tap::TapPort;
 use crate::port::vhost::VhostPort;
 use crate::port::vhost::rx::{LiveRx, RxQueue};
@@ -21,20 +24,25 @@ use crate::port::{Kind, Port, PortMap, Refused, Sink};
 /// Most destinations open at once; with more the oldest is closed.
 const OPEN_MAX: usize = 8;
 
-/// Worker-local room to finish a frame in: a whole frame in one piece, and its headers.
+/// What a worker has of its own: room to finish a frame in (a whole frame in one piece, and its
+/// headers), and the interrupts it owes.
 #[derive(Debug)]
 pub(crate) struct Workshop {
     linear: Box<[u8]>,
     head: Head,
     scratch: Scratch,
+    /// Interrupts put off at the end of a burst.
+    pub(crate) owed: Owed,
 }
 
 impl Workshop {
-    pub(crate) fn new() -> Self {
+    /// `epoch` is when the clock of all workers was zero.
+    pub(crate) fn new(epoch: Instant) -> Self {
         Self {
             linear: vec![0; FRAME_MAX].into_boxed_slice(),
             head: Head::new(),
             scratch: [0; size_of::<Scratch>()],
+            owed: Owed::new(epoch),
         }
     }
 }
@@ -49,9 +57,9 @@ struct Open<'a> {
 }
 
 impl Open<'_> {
-    fn close(mut self) {
+    fn close(mut self, owed: &mut Owed) {
         let Some(live) = self.live.as_mut() else { return };
-        live.finish(&self.queue.counters);
+        live.finish((self.port, self.index), &self.queue.counters, owed);
         self.queue.next.set(live.queue.entry());
         if live.mem.faulted() {
             *self.live = None;
@@ -120,7 +128,7 @@ impl<'a> Egress<'a> {
         // Taking a lock waits for all that was loaded before: this goes on meanwhile.
         queue.next.fetch();
         if self.open.is_full() {
-            self.open.remove(0).close();
+            self.open.remove(0).close(&mut self.workshop.owed);
         }
         let live = match queue.live.try_lock() {
             Some(live) => live,
@@ -151,10 +159,11 @@ impl<'a> Egress<'a> {
         }
     }
 
-    /// End of the burst: every open destination is shown what it got, and interrupted if it asked.
+    /// End of the burst: every open destination is shown what it got, and interrupted if it asked,
+    /// now or later.
     pub(crate) fn close(&mut self) {
         for open in self.open.drain(..) {
-            open.close();
+            open.close(&mut self.workshop.owed);
         }
     }
 }
@@ -206,7 +215,7 @@ fn finish(
     workshop: &mut Workshop,
     counters: &QueueCounters,
 ) -> Result<(), Refused> {
-    let Workshop { linear, head, scratch } = workshop;
+    let Workshop { linear, head, scratch, .. } = workshop;
     let whole = gather(linear, frame).ok_or(Refused::Drop(DropReason::FrameTooBig))?;
     if frame.offload.gso.is_none() {
         let Some(csum) = frame.offload.csum else { return put(sink, frame, counters) };

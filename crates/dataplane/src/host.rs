@@ -302,6 +302,8 @@ impl Host {
         }
         for counters in port.outgoing() {
             counters.add_to(&mut status.to_port);
+            status.interrupts += counters.interrupts.get();
+            status.deferred += counters.deferred.get();
         }
         let dropped = |reason: DropReason| {
             let all = port.incoming.iter().chain(port.outgoing());
@@ -523,6 +525,8 @@ fn status_of(port: &Port) -> PortStatus {
         from_port: Traffic::default(),
         to_port: Traffic::default(),
         flood_copies: 0,
+        interrupts: 0,
+        deferred: 0,
         drops: Vec::new(),
         queues: Vec::new(),
     };
@@ -585,5 +589,6 @@ fn queue_status(
         frames: counters.frames.get(),
         kicks: counters.kicks.get(),
         interrupts: counters.interrupts.get(),
+        deferred: counters.deferred.get(),
     }
 }

@@ -20,13 +20,14 @@ mod frame;
 mod homes;
 mod host;
 mod mailbox;
+mod owed;
 mod port;
 mod spec;
 mod status;
 mod worker;
 
 pub use host::{Host, HostError};
-pub use pace::Profile;
+pub use pace::{Moderation, Profile};
 pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
 pub use status::{
     Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerState,

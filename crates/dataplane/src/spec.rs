@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pace::Profile;
+use pace::{Moderation, Profile};
 use switch::{NetworkId, VlanMode};
 use sys::numa::Topology;
 
@@ -82,6 +82,8 @@ pub struct VhostSpec {
     pub queues: u16,
     /// virtio feature bits not to offer.
     pub features_off: u64,
+    /// When the guest is interrupted for frames it received.
+    pub moderation: Moderation,
     /// File that keeps the positions of packed rings for the next process; made if it is not there,
     /// replaced if it is of no use. `None`: a guest with packed rings is lost to the next process.
     pub rings: Option<PathBuf>,

@@ -77,6 +77,10 @@ pub struct PortStatus {
     /// Over all ports of a network: `from_port.frames + flood_copies + to_port.segments -
     /// to_port.segmented = to_port.frames + drops`.
     pub flood_copies: u64,
+    /// Interrupts sent to the guest for frames it received, since the port was made.
+    pub interrupts: u64,
+    /// Times such an interrupt was put off so that more frames gather.
+    pub deferred: u64,
     /// Frames not delivered, by reason; only those that happened.
     pub drops: Vec<(DropReason, u64)>,
     /// Its queues.
@@ -128,6 +132,8 @@ pub struct QueueStatus {
     pub kicks: u64,
     /// Interrupts sent to the guest.
     pub interrupts: u64,
+    /// Times an interrupt was put off so that more frames gather.
+    pub deferred: u64,
 }
 
 /// What a worker is doing.

@@ -11,7 +11,7 @@ use common::frames::{BROADCAST, Mac, Packet, Vnet, eth, mac, tagged};
 use common::plane::Plane;
 use common::vm::{ALL_OFFLOADS, Guest, Received, Vm};
 use common::{Rng, wait};
-use dataplane::{DropReason, PortId, VlanMode};
+use dataplane::{DropReason, Moderation, PortId, VlanMode};
 use testkit::frontend::request;
 
 /// A network of ports in these modes; VM n has address `mac(n)`.
@@ -389,6 +389,7 @@ fn ports_are_placed_on_workers() {
             mode: dataplane::SocketMode::Server,
             queues: 1,
             features_off: 0,
+            moderation: Moderation::default(),
             rings: None,
         }),
     };

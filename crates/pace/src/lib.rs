@@ -20,10 +20,12 @@
 //! **Owner and threads.** One [`Pace`] belongs to one worker. Time comes in as nanoseconds since any
 //! start, decisions go out; nothing here knows a clock, so it is tested with a made-up one.
 
+mod moderation;
 mod profile;
 
 use std::time::Duration;
 
+pub use moderation::{End, Moderation, Moderator, Wait};
 use profile::Limits;
 pub use profile::{Profile, UnknownProfile};
 

@@ -225,6 +225,20 @@ impl Queue {
         on!(self, q => q.should_notify())
     }
 
+    /// The same look, after which a yes is not forgotten: [`Queue::should_notify`] decides later
+    /// about everything published until then. A no is a decision.
+    #[inline]
+    pub fn wants_notification(&mut self) -> bool {
+        on!(self, q => q.wants_notification())
+    }
+
+    /// Used buffers (split) or descriptors (packed) the driver was not notified of, and that
+    /// nothing was decided about. After the start it is more than any queue has.
+    #[inline]
+    pub fn undecided(&self) -> u64 {
+        on!(self, q => q.unsignalled)
+    }
+
     /// The buffer that is popped `ahead` pops from now, if it is there and is a single one: to have
     /// its cache lines fetched early. Only a hint: what this reads is read again by the pop.
     #[inline(always)]

@@ -122,7 +122,7 @@ pub struct PackedQueue {
     /// The next descriptor to mark used.
     used: Cursor,
     /// Descriptors used since the last notification decision.
-    unsignalled: u64,
+    pub(crate) unsignalled: u64,
     /// Used descriptors not shown yet, and the position for a successor.
     journal: Journal,
     /// How many are not shown yet.
@@ -389,7 +389,25 @@ impl PackedQueue {
     /// See [`crate::Queue::should_notify`].
     #[inline]
     pub fn should_notify(&mut self) -> bool {
-        let done = std::mem::take(&mut self.unsignalled);
+        let wanted = self.wanted();
+        self.unsignalled = 0;
+        wanted
+    }
+
+    /// See [`crate::Queue::wants_notification`].
+    #[inline]
+    pub fn wants_notification(&mut self) -> bool {
+        let wanted = self.wanted();
+        if !wanted {
+            self.unsignalled = 0;
+        }
+        wanted
+    }
+
+    /// Whether the driver wants an interrupt for what it was not signalled.
+    #[inline]
+    fn wanted(&self) -> bool {
+        let done = self.unsignalled;
         if done == 0 {
             return false;
         }

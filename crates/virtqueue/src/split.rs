@@ -40,7 +40,7 @@ pub struct SplitQueue {
     /// The next used entry to write.
     next_used: Count,
     /// Chains completed since the last notification decision.
-    unsignalled: u64,
+    pub(crate) unsignalled: u64,
 }
 
 impl SplitQueue {
@@ -248,7 +248,25 @@ impl SplitQueue {
     /// See [`crate::Queue::should_notify`].
     #[inline]
     pub fn should_notify(&mut self) -> bool {
-        let done = std::mem::take(&mut self.unsignalled);
+        let wanted = self.wanted();
+        self.unsignalled = 0;
+        wanted
+    }
+
+    /// See [`crate::Queue::wants_notification`].
+    #[inline]
+    pub fn wants_notification(&mut self) -> bool {
+        let wanted = self.wanted();
+        if !wanted {
+            self.unsignalled = 0;
+        }
+        wanted
+    }
+
+    /// Whether the driver wants an interrupt for what it was not signalled.
+    #[inline]
+    fn wanted(&self) -> bool {
+        let done = self.unsignalled;
         if done == 0 {
             return false;
         }

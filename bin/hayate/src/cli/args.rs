@@ -1,7 +1,7 @@
 //! What can be typed. Help, man pages and completions are made from these definitions.
 
 use super::fail::EXIT_HELP;
-use api::{CpuList, MemorySize, Name, Offload, PortKind, SocketMode, VlanSet};
+use api::{CpuList, MemorySize, Moderation, Name, Offload, PortKind, SocketMode, VlanSet};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -233,6 +233,10 @@ pub(crate) struct PortAdd {
     /// Worker that serves all its queues, by number [default: spread by load]
     #[arg(long, value_name = "N")]
     pub(crate) worker: Option<u16>,
+    /// vhost: when the guest is interrupted for frames it received: off, adaptive, or
+    /// FRAMES,MICROSECONDS [default: adaptive]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) moderation: Option<Moderation>,
     /// Addresses learned behind it at most [default: the network's limit]
     #[arg(long, value_name = "N")]
     pub(crate) mac_limit: Option<u32>,

@@ -26,6 +26,7 @@ pub(super) fn add(client: &Client, args: PortAdd) -> Result<(), Failure> {
         native: args.native,
         mtu: args.mtu,
         worker: args.worker,
+        moderation: args.moderation,
         mac_limit: args.mac_limit,
         no_offload: args.no_offload,
     };
@@ -82,6 +83,7 @@ fn summary(port: &Port) -> Vec<(&'static str, String)> {
         ("MAC", port.mac.map(|mac| mac.to_string())),
         ("MTU", port.mtu.map(|mtu| mtu.to_string())),
         ("worker", port.worker.map(|worker| worker.to_string())),
+        ("moderation", port.moderation.map(|moderation| moderation.to_string())),
         ("guest pages", port.page_size.map(|size| units::bytes(size as u64))),
     ];
     lines.extend(optional.into_iter().filter_map(|(name, value)| Some((name, value?))));
@@ -129,6 +131,7 @@ fn queues(port: &Port) -> String {
         ">FRAMES",
         ">KICKS",
         ">INTERRUPTS",
+        ">PUT OFF",
     ]);
     for queue in &port.queues {
         // An interface has none.
@@ -147,6 +150,7 @@ fn queues(port: &Port) -> String {
             queue.frames.to_string(),
             queue.kicks.to_string(),
             queue.interrupts.to_string(),
+            queue.deferred.to_string(),
         ]);
     }
     table.to_string()

@@ -37,6 +37,7 @@ fn port(socket: &str, change: impl FnOnce(&mut PortConfig)) -> Port {
         native: None,
         mtu: config.mtu,
         worker: None,
+        moderation: None,
         queue_pairs: config.queue_pairs(),
         config,
         mac: None,

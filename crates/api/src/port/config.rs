@@ -1,6 +1,6 @@
 //! What a port is made with.
 
-use super::Offload;
+use super::{Moderation, Offload};
 use crate::{Name, SOCKET_PATH_MAX, VLAN_MAX, VlanSet};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -157,6 +157,10 @@ pub struct PortConfig {
     /// load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u16>,
+    /// When the guest is interrupted for frames it received (vhost): `off`, `adaptive` (default), or
+    /// `FRAMES,MICROSECONDS`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moderation: Option<Moderation>,
     /// Addresses learned behind the port at most, 1 to 1048576. Default: the network's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_048_576)]
@@ -184,6 +188,7 @@ impl PortConfig {
             native: None,
             mtu: None,
             worker: None,
+            moderation: None,
             mac_limit: None,
             no_offload: Vec::new(),
         }
@@ -234,6 +239,7 @@ impl PortConfig {
         absent("socket", self.socket.is_some(), only_vhost)?;
         absent("mode", self.mode.is_some(), only_vhost)?;
         absent("vm", self.vm.is_some(), only_vhost)?;
+        absent("moderation", self.moderation.is_some(), only_vhost)?;
         absent("no_offload", !self.no_offload.is_empty(), only_vhost)?;
         let Some(ifname) = &self.ifname else {
             return Err(Wrong::new("ifname", "a port of kind tap needs the name of its interface"));

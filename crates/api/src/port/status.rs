@@ -1,6 +1,6 @@
 //! What a port is doing.
 
-use super::{PortConfig, PortKind, SocketMode};
+use super::{Moderation, PortConfig, PortKind, SocketMode};
 use crate::{Mac, Name, Timestamp, VlanSet};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -90,6 +90,8 @@ pub struct Queue {
     pub kicks: u64,
     /// Notifications to the guest.
     pub interrupts: u64,
+    /// Times a notification to the guest was put off so that more frames gather (rx).
+    pub deferred: u64,
 }
 
 /// A port as the daemon shows it.
@@ -138,6 +140,9 @@ pub struct Port {
     pub mtu: Option<u16>,
     /// Worker it was told to use.
     pub worker: Option<u16>,
+    /// When its guest is interrupted for frames it received (vhost).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moderation: Option<Moderation>,
     /// Queue pairs it has (tap) or offers at most (vhost).
     pub queue_pairs: u16,
     /// What it was made with: sent again, it makes the same port.
@@ -184,6 +189,10 @@ pub struct PortStats {
     pub to_port: Traffic,
     /// Additional copies made of frames that came from the port and went to several ports.
     pub flood_copies: u64,
+    /// Notifications to the guest of frames it received.
+    pub interrupts: u64,
+    /// Times such a notification was put off so that more frames gather.
+    pub deferred: u64,
     /// Frames not delivered, by reason.
     pub drops: BTreeMap<String, u64>,
 }

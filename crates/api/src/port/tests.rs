@@ -37,6 +37,7 @@ fn fields_of_the_other_kind_are_refused() {
     refused(&PortConfig { socket: Some("/run/a".into()), ..tap("tap0") }, "socket");
     refused(&PortConfig { mode: Some(SocketMode::Client), ..tap("tap0") }, "mode");
     refused(&PortConfig { vm: Some("web".parse().unwrap()), ..tap("tap0") }, "vm");
+    refused(&PortConfig { moderation: Some(Moderation::Off), ..tap("tap0") }, "moderation");
     refused(&PortConfig { no_offload: vec![Offload::Csum], ..tap("tap0") }, "no_offload");
     refused(&PortConfig { ifname: None, ..tap("") }, "ifname");
 }

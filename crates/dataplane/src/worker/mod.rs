@@ -36,7 +36,7 @@ use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
 use crate::status::WorkerState;
-use forward::{Forward, Lookup, Sender};
+use forward::{BURST, Forward, Lookup, Sender};
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
@@ -167,7 +167,7 @@ impl Worker {
             scratch: Scratch {
                 head: Head::new(),
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
-                workshop: Workshop::new(),
+                workshop: Workshop::new(epoch),
             },
             pace: Pace::new(polling, now),
             bed,
@@ -179,7 +179,7 @@ impl Worker {
 
     /// Works until told to end.
     pub(crate) fn run(mut self) {
-        let (mut turns, mut looks) = (0u32, 0);
+        let (mut turns, mut looks, mut unlooked) = (0u32, 0, 0);
         loop {
             if self.shared.mailbox.pending() {
                 self.obey();
@@ -203,9 +203,15 @@ impl Worker {
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(frames as u64);
                 self.pace.busy(frames);
+                unlooked += frames;
+                if unlooked >= BURST {
+                    unlooked = 0;
+                    self.settle();
+                }
                 continue;
             }
             looks = LOOKS / (1 + self.tx.len());
+            self.settle();
             let now = self.now_ns();
             let idle = self.pace.idle(now);
             self.shared.busy_ns.set(self.pace.busy_ns(now));
@@ -261,6 +267,27 @@ impl Worker {
         }
     }
 
+    /// Interrupts the guests for which it was put off until now.
+    fn settle(&mut self) {
+        let owed = &mut self.scratch.workshop.owed;
+        if !owed.is_empty() {
+            let now = owed.now();
+            owed.settle(&self.ports, now);
+        }
+    }
+
+    /// Before a rest of at most `limit`: nothing may fall due in it, or the rest is shorter.
+    fn settle_for_rest(&mut self, limit: Option<Duration>) -> Option<Duration> {
+        let owed = &mut self.scratch.workshop.owed;
+        if owed.is_empty() {
+            return limit;
+        }
+        let now = owed.now();
+        let end = limit.map_or(u64::MAX, |limit| now.saturating_add(limit.as_nanos() as u64));
+        let first = owed.settle_for_rest(&self.ports, now, end);
+        if first == end { limit } else { Some(Duration::from_nanos(first.saturating_sub(now))) }
+    }
+
     /// Arms notifications, looks once more, sleeps until something happens.
     fn sleep(&mut self) {
         let (mut waiting, mut silent) = (false, false);
@@ -272,8 +299,9 @@ impl Worker {
         if waiting || self.shared.mailbox.pending() {
             return;
         }
+        let limit = self.settle_for_rest(silent.then_some(SILENT_NAP));
         self.shared.sleeps.add(1);
-        self.rest(WorkerState::Asleep, silent.then_some(SILENT_NAP));
+        self.rest(WorkerState::Asleep, limit);
         // What comes while it polls needs no kick, which would end the next sleep for nothing.
         self.tx.iter_mut().for_each(LiveTx::disarm);
     }
@@ -286,8 +314,12 @@ impl Worker {
         self.shared.naps.add(1);
         let end = Instant::now() + length;
         let mut left = length;
-        // A kick that was on its way when kicks were turned off does not end a nap.
-        while !left.is_zero() && self.rest(WorkerState::Napping, Some(left)) {
+        while !left.is_zero() {
+            let limit = self.settle_for_rest(Some(left));
+            // A kick that was on its way when kicks were turned off does not end a nap.
+            if !self.rest(WorkerState::Napping, limit) {
+                return;
+            }
             left = end.saturating_duration_since(Instant::now());
         }
     }
@@ -393,7 +425,7 @@ fn stop_rx(port: &Port, index: u16) -> Option<Box<LiveRx>> {
     let mut live = slot.live.lock();
     vhost.set_active(index, false);
     let mut queue = live.take()?;
-    queue.finish(&slot.counters);
+    queue.stop(&slot.counters);
     Some(queue)
 }
 

@@ -8,8 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use dataplane::{
-    Direction, DropReason, Host, NetworkId, NetworkSpec, Options, PortId, PortKind, PortSpec,
-    PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode, WorkerState, WorkerStatus,
+    Direction, DropReason, Host, Moderation, NetworkId, NetworkSpec, Options, PortId, PortKind,
+    PortSpec, PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode, WorkerState,
+    WorkerStatus,
 };
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -109,6 +110,7 @@ impl Plane {
             mode: SocketMode::Server,
             queues: 4,
             features_off: 0,
+            moderation: Moderation::default(),
             rings: None,
         };
         let mut spec = PortSpec {

@@ -107,6 +107,8 @@ impl Registry {
                 from_port: api::Traffic::default(),
                 to_port: api::Traffic::default(),
                 flood_copies: 0,
+                interrupts: 0,
+                deferred: 0,
                 drops: Vec::new(),
                 queues: Vec::new(),
             }
@@ -136,6 +138,7 @@ impl Registry {
             native: config.native,
             mtu: config.mtu.or(live.mtu),
             worker: config.worker,
+            moderation: vhost.then(|| config.moderation.unwrap_or_default()),
             queue_pairs: config.queue_pairs(),
             config: config.clone(),
             mac: live.mac,
@@ -173,6 +176,8 @@ impl Registry {
                 from_port: live.from_port,
                 to_port: live.to_port,
                 flood_copies: live.flood_copies,
+                interrupts: live.interrupts,
+                deferred: live.deferred,
                 drops: drops(live.drops),
             }
         });

@@ -37,6 +37,17 @@ const BOTH: [Both; 6] = [
     ("port_segments_total", "Frames made by segmentation here.", |t| t.segments),
 ];
 
+/// A counter of a port: name, help, value.
+type OfPort = (&'static str, &'static str, fn(&PortStats) -> u64);
+
+const OF_PORT: [OfPort; 3] = [
+    ("port_flood_copies_total", "Additional copies of frames that went to several ports.", |p| {
+        p.flood_copies
+    }),
+    ("port_interrupts_total", "Interrupts for frames the guest received.", |p| p.interrupts),
+    ("port_deferred_interrupts_total", "Times such an interrupt was put off.", |p| p.deferred),
+];
+
 /// A counter of a worker: name, help, value.
 type OfWorker = (&'static str, &'static str, fn(&Worker) -> u64);
 
@@ -84,10 +95,11 @@ fn write_ports(text: &mut String, ports: &[PortStats]) {
             }
         }
     }
-    let help = "Additional copies of frames that went to several ports.";
-    let mut copies = Family::new(text, "port_flood_copies_total", "counter", help);
-    for port in ports {
-        copies.sample(&labels(port), port.flood_copies);
+    for (name, help, value) in OF_PORT {
+        let mut family = Family::new(text, name, "counter", help);
+        for port in ports {
+            family.sample(&labels(port), value(port));
+        }
     }
     let help = "Frames not delivered, by reason.";
     let mut drops = Family::new(text, "port_drops_total", "counter", help);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use pace::{Moderation, Moderator};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Mac, Offloads};
 use switch::{PortId, Switch};
@@ -120,7 +121,7 @@ pub(crate) fn create(
     };
     let device = DeviceSpec::net(offered() & !config.features_off, config.queues);
     let (report, faults) = mpsc::unbounded_channel();
-    let kind = Kind::Vhost(VhostPort::new(config.queues, report));
+    let kind = Kind::Vhost(VhostPort::new(config.queues, config.moderation, report));
     let port = Port::new(id, spec.name.clone(), homes, config.queues.into(), kind);
     port.set_mtu(spec.mtu.unwrap_or(0).into());
     let rings = config.rings.as_deref().and_then(|path| {
@@ -290,8 +291,20 @@ impl Device for NetDevice {
             self.port.homes.start(&self.wiring.workers, id, live, node);
         } else {
             let offloads = Offloads::from_guest_features(features);
-            let filled = false;
-            let live = LiveRx { queue, mem, vnet_len, mergeable, offloads, call, enabled, filled };
+            let moderation = self.vhost().map_or(Moderation::Off, |vhost| vhost.moderation);
+            let live = LiveRx {
+                queue,
+                mem,
+                vnet_len,
+                mergeable,
+                offloads,
+                call,
+                enabled,
+                filled: false,
+                moderator: Moderator::new(moderation, config.size),
+                waiting: None,
+                room: Moderator::room(config.size),
+            };
             self.rx_command(Command::StartRx(port, index, Box::new(live)));
         }
         tracing::debug!(port = %self.port.name, virtqueue, size = info.size, base, "queue started");

@@ -15,6 +15,7 @@ pub(crate) mod tx;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::SystemTime;
 
+use pace::Moderation;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use virtqueue::GuestFault;
@@ -30,6 +31,8 @@ pub(crate) struct VhostPort {
     active: AtomicU64,
     /// Where the data plane reports a ring that lied or memory that vanished.
     faults: mpsc::UnboundedSender<String>,
+    /// When its guest is interrupted for frames it received.
+    pub(crate) moderation: Moderation,
     /// What the session told control.
     pub(crate) info: Mutex<Info>,
 }
@@ -79,11 +82,16 @@ impl Info {
 
 impl VhostPort {
     /// A port of up to `pairs` queue pairs (1 to 32) that reports faults to `faults`.
-    pub(crate) fn new(pairs: u16, faults: mpsc::UnboundedSender<String>) -> Self {
+    pub(crate) fn new(
+        pairs: u16,
+        moderation: Moderation,
+        faults: mpsc::UnboundedSender<String>,
+    ) -> Self {
         Self {
             rx: (0..pairs).map(|_| rx::RxQueue::default()).collect(),
             active: AtomicU64::new(0),
             faults,
+            moderation,
             info: Mutex::new(Info::new(usize::from(pairs) * 2)),
         }
     }

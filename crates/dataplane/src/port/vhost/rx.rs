@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use guestmem::{GuestMemory, GuestSlice, Hint};
+use pace::{End, Moderator, Wait};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
@@ -17,6 +18,7 @@ use virtqueue::{Chain, MAX_TOGETHER, Next, Queue, Used};
 
 use crate::counters::QueueCounters;
 use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
+use crate::owed::{Owed, Place};
 use crate::port::{Refused, Sink};
 
 // The buffers of a frame are shown together.
@@ -50,6 +52,11 @@ pub(crate) struct LiveRx {
     pub(crate) enabled: bool,
     /// Frames have been put in since the end of the last burst.
     pub(crate) filled: bool,
+    pub(crate) moderator: Moderator,
+    /// The guest is owed an interrupt, or a look whether it still wants one.
+    pub(crate) waiting: Option<Wait>,
+    /// Most buffers that may be full without the guest knowing.
+    pub(crate) room: u64,
 }
 
 impl Sink for LiveRx {
@@ -153,10 +160,57 @@ impl LiveRx {
         Ok(())
     }
 
-    /// End of a burst: shows the guest what was delivered and interrupts it if it asked for that.
-    pub(crate) fn finish(&mut self, counters: &QueueCounters) {
+    /// End of a burst: shows the guest what was delivered, and interrupts it if it asked for that,
+    /// at once or, noted in `owed`, later.
+    ///
+    /// While the guest is owed an interrupt its wish is not looked at, and nothing is forgotten
+    /// about it: what is decided in the end is about all the frames since.
+    pub(crate) fn finish(&mut self, place: Place, counters: &QueueCounters, owed: &mut Owed) {
         self.queue.publish();
         self.filled = false;
+        let frames = counters.frames.get();
+        if let Some(wait) = self.waiting {
+            if frames >= wait.frames || self.is_full() {
+                self.settle(End::Gathered, counters, owed.now());
+            }
+        } else if self.queue.wants_notification() {
+            let now = owed.now();
+            if !self.is_full() {
+                self.waiting = self.moderator.ask(frames, self.queue.undecided(), now);
+            }
+            match self.waiting {
+                Some(wait) if owed.note(place, wait, frames, now) => counters.deferred.add(1),
+                _ => self.decide(counters, now),
+            }
+        }
+    }
+
+    /// Whether as many buffers are full as may be without the guest knowing.
+    fn is_full(&self) -> bool {
+        self.queue.undecided() >= self.room || !self.queue.has_available()
+    }
+
+    /// Ends the wait, if there is one: interrupts the guest if it still asks for that.
+    pub(crate) fn settle(&mut self, end: End, counters: &QueueCounters, now: u64) {
+        if self.waiting.is_some() {
+            self.moderator.ended(end, counters.frames.get(), now);
+            self.decide(counters, now);
+        }
+    }
+
+    /// Interrupts the guest if it asked for that, whatever may still gather.
+    fn decide(&mut self, counters: &QueueCounters, now: u64) {
+        self.waiting = None;
+        if self.queue.should_notify() {
+            self.moderator.interrupted(now);
+            self.interrupt(counters);
+        }
+    }
+
+    /// Shows the guest all there is; it is not owed anything afterwards.
+    pub(crate) fn stop(&mut self, counters: &QueueCounters) {
+        self.queue.publish();
+        self.waiting = None;
         if self.queue.should_notify() {
             self.interrupt(counters);
         }

@@ -89,7 +89,8 @@ impl Table {
         let workers = shared.iter().map(worker).collect();
         let shared = Arc::new(Workers::new(shared));
         let homes = Homes::new(&shared, QUEUES.into(), None);
-        let kind = Kind::Vhost(VhostPort::new(QUEUES, mpsc::unbounded_channel().0));
+        let kind =
+            Kind::Vhost(VhostPort::new(QUEUES, pace::Moderation::Off, mpsc::unbounded_channel().0));
         let port = Port::new(PortId(3), "port".into(), homes, QUEUES.into(), kind);
         let mem = SharedMemory::new(&[(0, 4 * 4096)], Pages::Small).unwrap();
         let (port, mem) = (Arc::new(port), Arc::clone(mem.guest()));
