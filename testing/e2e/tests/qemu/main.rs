@@ -4,12 +4,14 @@
 //!   that passes in one piece, and a daemon that sleeps when they are quiet.
 //! - `offload` (offload.rs): every offload switched off on one side, by the guest and by the
 //!   device, with hashes of what arrives.
+//! - `moderation` (moderation.rs): interrupts of a guest that receives, with each setting.
 //! - `life` (life.rs): guests that reboot, QEMU killed, the daemon killed under a TCP connection.
 //!
 //! Two guests are booted per group, with one network device for each thing to be tried: a boot
 //! costs more than a device.
 
 mod life;
+mod moderation;
 mod offload;
 mod pair;
 
@@ -109,5 +111,6 @@ fn main() -> ExitCode {
         pair::group(suite);
         offload::group(suite);
         life::group(suite);
+        moderation::group(suite);
     })
 }
