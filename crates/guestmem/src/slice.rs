@@ -112,26 +112,26 @@ impl<'m> GuestSlice<'m> {
         len
     }
 
-    /// The first `N` bytes, 10, 12 or 16, loaded into registers, each byte once; `None` if there are
+    /// The first `N` bytes, 10, 12 or 18, loaded into registers, each byte once; `None` if there are
     /// fewer.
     #[inline(always)]
     #[must_use]
     pub fn load<const N: usize>(&self) -> Option<[u8; N]> {
-        const { assert!(N == 10 || N == 12 || N == 16) };
+        const { assert!(N == 10 || N == 12 || N == 18) };
         if self.len() < N {
             return None;
         }
         let at = self.ptr.as_ptr();
         // SAFETY: N bytes are there, and the accesses lie within them.
-        let all = unsafe {
-            let high = match N {
-                10 => word::load_u16(at.add(8)).into(),
-                12 => word::load_u32(at.add(8)).into(),
-                _ => word::load_u64(at.add(8)),
+        let words = unsafe {
+            let (middle, last) = match N {
+                10 => (word::load_u16(at.add(8)).into(), 0),
+                12 => (word::load_u32(at.add(8)).into(), 0),
+                _ => (word::load_u64(at.add(8)), word::load_u16(at.add(16)).into()),
             };
-            u128::from(word::load_u64(at)) | u128::from(high) << 64
+            [word::load_u64(at), middle, last]
         };
-        all.to_le_bytes().first_chunk().copied()
+        words.map(u64::to_le_bytes).as_flattened().first_chunk().copied()
     }
 
     /// Stores `N` bytes, 10 or 12, at the front; false, and nothing done, if they do not fit.

@@ -7,15 +7,16 @@
 //!
 //! Traffic among more addresses than it has room for finds nothing here: after a window of misses it
 //! is bypassed for a while, and frames are worked out from the MAC table at once. Callers that know
-//! the next frames then have what those need fetched ([`Cache::prefetch`]).
+//! the next frames announce them then ([`Cache::announce`]).
 //!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
 use packet::eth::{ETH_P_8021Q, is_tag_protocol};
 use packet::{Mac, Tci, VlanEdit};
 
+use crate::ahead::Ahead;
 use crate::config::Snapshot;
-use crate::fdb::{self, Held, REFRESH_MS};
+use crate::fdb::{Held, REFRESH_MS};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
 use crate::{DropReason, PortId, Verdict};
@@ -32,6 +33,7 @@ pub struct Cache {
     /// So many frames are still to be worked out without a look at `sets`.
     bypassed: u32,
     held: Held,
+    ahead: Ahead,
 }
 
 /// One cache line.
@@ -51,15 +53,17 @@ struct Entry {
 
 /// Destination and half of the source; the rest of the source, in-port and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Key(u64, u64);
+pub(crate) struct Key(u64, u64);
 
 /// A port, or the number of a drop reason; and what to do (4 bits) with which VLAN id (12 bits).
 #[derive(Clone, Copy, Debug, Default)]
-struct Packed(u16, u16);
+pub(crate) struct Packed(u16, u16);
 
 impl Cache {
     /// What [`Cache::default`] has room for: a quarter of a megabyte.
     pub const ENTRIES_DEFAULT: usize = 8192;
+    /// How many frames before its turn a frame is announced.
+    pub const AHEAD: usize = Ahead::FRAMES;
     /// Misses in a window. It is judged by the hits between them.
     const WINDOW: u64 = 32;
     /// With fewer hits than this for each miss, misses are what frames cost...
@@ -78,6 +82,7 @@ impl Cache {
             window: (0, 0),
             bypassed: 0,
             held: Held::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -91,18 +96,19 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Verdict {
-        if self.bypassed != 0 {
-            self.bypassed -= 1;
-            self.misses += 1;
-            return match self.known(snapshot, in_port, head, now_ms) {
-                Some(verdict) => verdict.unpack(),
-                None => snapshot.decide(in_port, head, now_ms, &mut self.held).verdict,
-            };
-        }
         let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
             self.missed();
             return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
         };
+        if self.bypassed != 0 {
+            self.bypassed -= 1;
+            self.misses += 1;
+            let Self { ahead, held, .. } = self;
+            return match ahead.verdict(snapshot, in_port, port, key, now_ms, held) {
+                Some(verdict) => verdict.unpack(),
+                None => snapshot.decide(in_port, head, now_ms, held).verdict,
+            };
+        }
         let generation = port.fdb.generation();
         let place = self.seed.hash(key.0, key.1) & (self.sets.len() - 1);
         let Some(Set(entries)) = self.sets.get(place) else {
@@ -133,37 +139,17 @@ impl Cache {
         }
     }
 
-    /// The verdict worked out by the quick way. Packed: it stays in a register.
-    #[inline(never)]
-    fn known(
-        &mut self,
-        snapshot: &Snapshot,
-        in_port: PortId,
-        head: &[u8],
-        now_ms: u64,
-    ) -> Option<Packed> {
-        Packed::pack(snapshot.known(in_port, head, now_ms, &mut self.held)?)
-    }
-
-    /// Whether there are so many addresses that it pays to call [`Cache::prefetch`] for the frames
-    /// that come next.
+    /// Whether there are so many addresses that frames should be announced.
     #[inline]
     pub fn is_bypassed(&self) -> bool {
         self.bypassed != 0
     }
 
-    /// Has fetched what the verdict on a frame that comes soon needs: `front` is its beginning.
-    /// Only a hint: the frame that then comes may be another one.
+    /// Announces the frame that will be looked up [`Cache::AHEAD`] frames after the next: `front`
+    /// is its beginning. Only a hint: the frame that then comes may be another one.
     #[inline]
-    pub fn prefetch(&mut self, snapshot: &Snapshot, in_port: PortId, front: &[u8; 16]) {
-        let Some(port) = snapshot.port(in_port) else { return };
-        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, p0, p1, t0, t1] = *front;
-        let tag = (u16::from_be_bytes([p0, p1]) == ETH_P_8021Q)
-            .then(|| Tci(u16::from_be_bytes([t0, t1])).vid());
-        let fid = port.vlan.fid_of(tag);
-        let table = self.held.table(&port.fdb);
-        table.prefetch(fdb::key(fid, Mac([d0, d1, d2, d3, d4, d5])));
-        table.prefetch(fdb::key(fid, Mac([s0, s1, s2, s3, s4, s5])));
+    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, front: &[u8; 18]) {
+        self.ahead.announce(snapshot, in_port, front, &mut self.held);
     }
 
     /// Lets go of the MAC table it used last. For the end of each pass: see the crate's essay, 2.
@@ -223,7 +209,7 @@ impl Key {
     /// `None` for the frames that are always worked out: short ones, and those with a priority
     /// tag, a service tag or more than one tag.
     #[inline]
-    fn of(in_port: PortId, head: &[u8]) -> Option<Self> {
+    pub(crate) fn of(in_port: PortId, head: &[u8]) -> Option<Self> {
         let [addresses @ .., p0, p1, t0, t1, i0, i1] = head.first_chunk::<18>()?;
         let (first, rest) = addresses.split_first_chunk::<8>()?;
         let rest = rest.first_chunk::<4>()?;
@@ -248,6 +234,22 @@ impl Key {
     }
 }
 
+impl Key {
+    pub(crate) fn dst(self) -> Mac {
+        Mac::from_u64(self.0.swap_bytes() >> 16)
+    }
+
+    pub(crate) fn src(self) -> Mac {
+        Mac::from_u64((self.0 >> 48 | (self.1 & 0xffff_ffff) << 16).swap_bytes() >> 16)
+    }
+
+    /// The tag without its priority.
+    pub(crate) fn tag(self) -> Option<Tci> {
+        let vid = (self.1 >> 48) as u16;
+        (vid != 0).then_some(Tci(vid))
+    }
+}
+
 impl Packed {
     const KEEP: u16 = 0;
     const PUSH: u16 = 1;
@@ -256,7 +258,7 @@ impl Packed {
 
     /// `None` for what a remembered frame never gets: a flood, or a priority tag rewritten.
     #[inline]
-    fn pack(verdict: Verdict) -> Option<Self> {
+    pub(crate) fn pack(verdict: Verdict) -> Option<Self> {
         match verdict {
             Verdict::Forward { port, edit: VlanEdit::Keep } => Some(Self(port.0, Self::KEEP << 12)),
             Verdict::Forward { port, edit: VlanEdit::Pop } => Some(Self(port.0, Self::POP << 12)),

@@ -98,7 +98,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     network: NetworkId,
-    up: bool,
+    pub(crate) up: bool,
     pub(crate) vlan: VlanMode,
     mac_limit: Option<usize>,
     shared: Arc<PortShared>,
@@ -374,6 +374,11 @@ impl Switch {
 }
 
 impl Snapshot {
+    /// Of all configurations only this one has this number.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
     #[inline]
     pub(crate) fn port(&self, id: PortId) -> Option<&Port> {
         self.ports.get(id.index())?.as_ref()
@@ -479,28 +484,9 @@ impl Snapshot {
         Verdict::Flood(flood).into()
     }
 
-    /// The verdict if source and destination are in the table and there is nothing to learn: what
-    /// [`Snapshot::decide`] says then, in fewer steps. (No address in the table is a group's.)
-    #[inline(always)]
-    pub(crate) fn known(
-        &self,
-        in_port: PortId,
-        head: &[u8],
-        now_ms: u64,
-        held: &mut Held,
-    ) -> Option<Verdict> {
-        let port = self.port(in_port).filter(|port| port.up)?;
-        let eth = Eth::parse(head)?;
-        let class = port.vlan.classify(&eth)?;
-        let table = held.table(&port.fdb);
-        let to = fdb::lookup(table, fdb::key(class.fid, eth.dst))?;
-        let fresh = fdb::is_fresh(table, fdb::key(class.fid, eth.src), in_port, now_ms);
-        if fresh { self.unicast(in_port, port, class, to) } else { None }
-    }
-
     /// The verdict if the destination is behind port `number`; `None` if that cannot be.
     #[inline(always)]
-    fn unicast(
+    pub(crate) fn unicast(
         &self,
         in_port: PortId,
         from: &Port,

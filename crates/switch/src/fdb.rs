@@ -513,19 +513,24 @@ impl Writer {
     }
 }
 
-/// Whether a source is in the table behind this port, and there is nothing to note about it.
+/// Whether a source is behind this port, and there is nothing to note about it.
 #[inline]
-pub(crate) fn is_fresh(table: &Table, key: u64, port: PortId, now_ms: u64) -> bool {
-    table.get(key).and_then(|word| Value(word.load(Ordering::Acquire)).live()).is_some_and(
-        |value| value.port() == port && (value.fixed() || value.age(now_ms) < REFRESH_MS),
-    )
+pub(crate) fn is_fresh(word: &AtomicU64, port: PortId, now_ms: u64) -> bool {
+    Value(word.load(Ordering::Acquire)).live().is_some_and(|value| {
+        value.port() == port && (value.fixed() || value.age(now_ms) < REFRESH_MS)
+    })
+}
+
+/// The port that the address of this word is behind.
+#[inline]
+pub(crate) fn port_of(word: &AtomicU64) -> Option<PortId> {
+    Value(word.load(Ordering::Acquire)).live().map(Value::port)
 }
 
 /// The port an address is behind.
 #[inline]
 pub(crate) fn lookup(table: &Table, key: u64) -> Option<PortId> {
-    let value = Value(table.get(key)?.load(Ordering::Acquire));
-    value.live().map(Value::port)
+    port_of(table.get(key)?)
 }
 
 /// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now.

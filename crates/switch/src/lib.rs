@@ -46,6 +46,7 @@
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).
 
+mod ahead;
 mod cache;
 mod config;
 mod fdb;

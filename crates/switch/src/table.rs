@@ -23,6 +23,25 @@ impl Slot {
     }
 }
 
+/// One cache line: nearly always all that a look-up reads.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket([Slot; Bucket::SLOTS]);
+
+impl Bucket {
+    const SLOTS: usize = 4;
+
+    /// The slot with this key. It is compared with all, so that no branch depends on the place.
+    #[inline]
+    fn find(&self, key: u64) -> Option<&Slot> {
+        let Self(slots) = self;
+        let found = slots.iter().enumerate().fold(0u32, |found, (place, slot)| {
+            found | u32::from(slot.key.load(Ordering::Acquire) == key) << place
+        });
+        slots.get(found.trailing_zeros() as usize)
+    }
+}
+
 /// Two random numbers that keep a guest from choosing addresses which all fall into one place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(u64, u64);
@@ -50,54 +69,75 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ (wide >> 64) as u64
 }
 
+/// A key, and where it is to be looked for first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    key: u64,
+    bucket: usize,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Table {
-    slots: Box<[Slot]>,
+    buckets: Box<[Bucket]>,
     seed: Seed,
     /// Slots with a key. Changed by the writer only.
     used: AtomicU64,
 }
 
 impl Table {
-    const SLOTS_MIN: usize = 64;
-    /// A key is at most this many slots from its place. With half the slots free and a keyed hash
+    const BUCKETS_MIN: usize = 16;
+    /// A key is at most this many buckets from its place. With half the slots free and a keyed hash
     /// a longer run does not happen by chance; should it, the key is not stored, and another table
     /// has another seed.
-    const PROBES_MAX: usize = 128;
+    const PROBES_MAX: usize = 32;
 
     /// An empty table with room for `entries` keys before it is crowded, and as many again.
     pub(crate) fn with_room_for(entries: usize) -> Self {
-        let slots = (entries.saturating_mul(4)).next_power_of_two().max(Self::SLOTS_MIN);
-        let mut empty = Vec::with_capacity(slots);
+        let buckets = entries.saturating_mul(4).div_ceil(Bucket::SLOTS).next_power_of_two();
+        let mut empty = Vec::with_capacity(buckets.max(Self::BUCKETS_MIN));
         sys::prefer_huge_pages(empty.spare_capacity_mut());
-        empty.resize_with(slots, Slot::default);
-        Self { slots: empty.into(), seed: Seed::random(), used: AtomicU64::new(0) }
+        empty.resize_with(empty.capacity(), Bucket::default);
+        Self { buckets: empty.into(), seed: Seed::random(), used: AtomicU64::new(0) }
     }
 
     #[inline]
-    fn probe(&self, key: u64) -> impl Iterator<Item = &Slot> {
-        let mask = self.slots.len() - 1;
+    fn probe(&self, key: u64) -> impl Iterator<Item = &Bucket> {
+        let mask = self.buckets.len() - 1;
         let home = self.seed.hash(key, 0);
-        (0..Self::PROBES_MAX).filter_map(move |step| self.slots.get(home.wrapping_add(step) & mask))
+        (0..Self::PROBES_MAX)
+            .filter_map(move |step| self.buckets.get(home.wrapping_add(step) & mask))
     }
 
-    /// Has the place of a key fetched, which is all that most look-ups read.
+    /// Where a key is, most probably.
     #[inline]
-    pub(crate) fn prefetch(&self, key: u64) {
-        if let Some(home) = self.probe(key).next() {
-            sys::prefetch::read(home);
+    pub(crate) fn place(&self, key: u64) -> Place {
+        Place { key, bucket: self.seed.hash(key, 0) & (self.buckets.len() - 1) }
+    }
+
+    /// Has a place fetched.
+    #[inline]
+    pub(crate) fn prefetch(&self, place: Place) {
+        if let Some(bucket) = self.buckets.get(place.bucket) {
+            sys::prefetch::read(bucket);
         }
+    }
+
+    /// The value word of a key if it is in its place. The place may be of another table.
+    #[inline]
+    pub(crate) fn at(&self, place: Place) -> Option<&AtomicU64> {
+        self.buckets.get(place.bucket)?.find(place.key).map(|slot| &slot.value)
     }
 
     /// The slot of a key, which may have been removed.
     #[inline]
     fn find(&self, key: u64) -> Option<&Slot> {
-        for slot in self.probe(key) {
-            match slot.key.load(Ordering::Acquire) {
-                found if found == key => return Some(slot),
-                0 => return None,
-                _ => {}
+        for bucket in self.probe(key) {
+            if let Some(slot) = bucket.find(key) {
+                return Some(slot);
+            }
+            if bucket.find(0).is_some() {
+                return None;
             }
         }
         None
@@ -112,15 +152,16 @@ impl Table {
     /// Writer only: stores a value (not 0) under a key (not 0). False if the table has no place
     /// for it.
     pub(crate) fn insert(&self, key: u64, value: u64) -> bool {
-        for slot in self.probe(key) {
-            let found = slot.key.load(Ordering::Relaxed);
-            if found == key || found == 0 {
+        for bucket in self.probe(key) {
+            if let Some(slot) = bucket.find(key) {
+                slot.value.store(value, Ordering::Release);
+                return true;
+            }
+            if let Some(slot) = bucket.find(0) {
                 // Value before key: who sees the key sees this value or a later one.
                 slot.value.store(value, Ordering::Release);
-                if found == 0 {
-                    slot.key.store(key, Ordering::Release);
-                    self.used.fetch_add(1, Ordering::Relaxed);
-                }
+                slot.key.store(key, Ordering::Release);
+                self.used.fetch_add(1, Ordering::Relaxed);
                 return true;
             }
         }
@@ -129,20 +170,24 @@ impl Table {
 
     /// All keys with a value, and their value words.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &AtomicU64)> {
-        self.slots.iter().filter_map(Slot::entry)
+        self.buckets.iter().flat_map(|Bucket(slots)| slots).filter_map(Slot::entry)
+    }
+
+    fn slots(&self) -> usize {
+        self.buckets.len() * Bucket::SLOTS
     }
 
     /// Half of the slots have keys: probes get longer from here on.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used.load(Ordering::Relaxed) * 2 >= self.slots.len() as u64
+        self.used.load(Ordering::Relaxed) * 2 >= self.slots() as u64
     }
 
     /// Most of the way to being crowded, or much larger than `entries` need.
     pub(crate) fn wants_rebuild(&self, entries: usize) -> bool {
-        let slots = self.slots.len();
+        let slots = self.slots();
         let used = self.used.load(Ordering::Relaxed);
         used * 8 >= slots as u64 * 3
-            || (slots > Self::SLOTS_MIN && entries.saturating_mul(32) < slots)
+            || (self.buckets.len() > Self::BUCKETS_MIN && entries.saturating_mul(32) < slots)
     }
 }
 

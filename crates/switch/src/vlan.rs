@@ -38,8 +38,9 @@ pub enum VlanMode {
 }
 
 /// How a frame carries its VLAN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Form {
+    #[default]
     Untagged,
     /// A tag with VLAN id 0: a priority only.
     Priority(Tci),
@@ -48,7 +49,7 @@ pub(crate) enum Form {
 }
 
 /// What the in-port made of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) fid: u16,
     pub(crate) form: Form,
@@ -100,15 +101,6 @@ impl VlanMode {
                 Some(Class { fid: vid, form: Form::Tagged, stacked })
             }
             _ => None,
-        }
-    }
-
-    /// FID of a frame with this VLAN id in its tag, or without a tag, if it is allowed here.
-    #[inline]
-    pub(crate) fn fid_of(&self, tag: Option<u16>) -> u16 {
-        match tag {
-            Some(vid) if vid != 0 => vid,
-            _ => self.untagged_fid().unwrap_or(0),
         }
     }
 

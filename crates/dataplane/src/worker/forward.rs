@@ -38,12 +38,12 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// Has fetched what the look-up of a frame that comes soon needs. What is read of it here is
-    /// read again when it comes.
+    /// Announces the frame that comes [`Cache::AHEAD`] frames after the next. What is read of it
+    /// here is read again when it comes.
     #[inline]
-    pub(crate) fn prefetch(&mut self, in_port: PortId, frame: GuestSlice<'_>) {
+    pub(crate) fn announce(&mut self, in_port: PortId, frame: GuestSlice<'_>) {
         if let Some(front) = frame.load() {
-            self.cache.prefetch(self.switch, in_port, &front);
+            self.cache.announce(self.switch, in_port, &front);
         }
     }
 

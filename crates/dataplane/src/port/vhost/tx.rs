@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, VirtioNetHdr};
-use switch::{DropReason, PortId};
+use switch::{Cache, DropReason, PortId};
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Used};
 
@@ -16,7 +16,7 @@ use crate::worker::forward::{BURST, Forward, Lookup, Sender};
 use crate::worker::placement::TxId;
 
 /// How many frames ahead of the one being taken the next is fetched from the guest's cache.
-const AHEAD: u16 = 8;
+const AHEAD: u16 = Cache::AHEAD as u16;
 
 /// A running TX queue. Its worker owns it.
 pub(crate) struct LiveTx {
@@ -77,10 +77,12 @@ impl LiveTx {
         let sender = Sender { port, counters, offloads: *offloads };
         let Forward { lookup, head, egress } = forward;
         let scattered = lookup.cache.is_bypassed();
+        let mut soon = [None; Cache::AHEAD];
         let (mut frames, mut bytes) = (0, 0);
         let result = loop {
             let ahead = if scattered {
-                look_ahead(queue, mem, *vnet_len, lookup, port.id)
+                let place = soon.get_mut(frames % Cache::AHEAD);
+                look_ahead(queue, mem, *vnet_len, place, lookup, port.id)
             } else {
                 queue.peek(mem, AHEAD)
             };
@@ -187,20 +189,23 @@ impl LiveTx {
     }
 }
 
-/// For frames among many addresses: the one to be fetched is twice as far ahead, and half-way it is
-/// looked at what its addresses lead to.
+/// For frames among many addresses: the one to be fetched is further ahead, and noted in `place`,
+/// from which it is announced when it is time.
 #[inline(never)]
 fn look_ahead<'m>(
     queue: &Queue,
     mem: &'m GuestMemory,
     vnet_len: usize,
+    place: Option<&mut Option<GuestSlice<'m>>>,
     lookup: &mut Lookup<'_>,
     in_port: PortId,
 ) -> Option<GuestSlice<'m>> {
-    if let Some(buffer) = queue.peek(mem, AHEAD) {
-        lookup.prefetch(in_port, buffer.skip(vnet_len));
+    let later = queue.peek(mem, 2 * AHEAD);
+    let noted = place.and_then(|place| std::mem::replace(place, later));
+    if let Some(buffer) = noted.or_else(|| queue.peek(mem, AHEAD)) {
+        lookup.announce(in_port, buffer.skip(vnet_len));
     }
-    queue.peek(mem, 2 * AHEAD)
+    later
 }
 
 /// The virtio-net header at the front of a buffer, in registers.
