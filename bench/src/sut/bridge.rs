@@ -7,6 +7,9 @@ use sys::tap::{Tap, TapConfig, TapQueue};
 use super::SutError;
 use super::process::run;
 
+/// Of each interface, and so of the bridge: room for the largest frames it is measured with.
+const MTU: &str = "9216";
+
 /// A bridge and its interfaces; all of it goes with the namespace when dropped.
 pub struct Bridge {
     namespace: String,
@@ -39,7 +42,8 @@ impl Bridge {
             let config = TapConfig { ifname: &ifname, netns: Some(&namespace), queues: 1 };
             let made = Tap::create(&config).map_err(SutError::io("a TAP interface cannot be made"));
             bridge.taps.extend(made?);
-            inside(&["link", "set", &ifname, "master", "br0"])?;
+            // 1518 bytes without FCS are more than an interface takes by itself.
+            inside(&["link", "set", &ifname, "mtu", MTU, "master", "br0"])?;
         }
         Ok(bridge)
     }

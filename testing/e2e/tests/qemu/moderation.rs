@@ -19,7 +19,7 @@ const SETTINGS: [(&str, Link); 3] = [
 /// Frames and milliseconds of the last one.
 const FIXED: (u64, u64) = (64, 10);
 /// How often each is measured, in turns.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 1;
 /// Seconds of a stream.
 const SECONDS: u32 = 2;
 
