@@ -22,12 +22,14 @@
 
 mod moderation;
 mod profile;
+mod vigil;
 
 use std::time::Duration;
 
 pub use moderation::{End, Moderation, Moderator, Wait};
 use profile::Limits;
 pub use profile::{Profile, UnknownProfile};
+pub use vigil::Vigil;
 
 /// What an idle worker does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

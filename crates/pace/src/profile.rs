@@ -45,6 +45,12 @@ impl Profile {
         }
     }
 
+    /// Whether CPUs are kept from sleeping deeply while frames come ([`crate::Vigil`]).
+    #[must_use]
+    pub fn wakes_quickly(self) -> bool {
+        self != Self::Power
+    }
+
     pub(crate) fn limits(self) -> Limits {
         const US: u64 = 1_000;
         match self {

@@ -3,7 +3,7 @@
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
 //! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
-//! all others), [`clock`] (the processor's own), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
+//! all others), [`clock`] (the processor's own), [`wakeup`] (of a CPU), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
 //! (cache lines) and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
@@ -23,6 +23,7 @@ pub mod prefetch;
 pub mod priority;
 pub mod scm;
 pub mod tap;
+pub mod wakeup;
 mod words;
 
 pub use eventfd::EventFd;

@@ -16,15 +16,17 @@ pub(crate) mod forward;
 pub(crate) mod placement;
 mod sleep;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use pace::{Idle, Pace, Profile};
+use pace::{Idle, Pace, Profile, Vigil};
 use packet::{Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::{Cache, Reader, Switch};
 use sys::EventFd;
+use sys::wakeup::QuickWakeup;
 use tokio::sync::oneshot;
 
 use crate::counters::Counter;
@@ -133,6 +135,9 @@ pub(crate) struct Worker {
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
+    vigil: Vigil,
+    /// Of the CPU it keeps to; none: it wakes up as it does.
+    wakeup: Option<QuickWakeup>,
     bed: Bed,
     epoch: Instant,
     now_ms: u64,
@@ -156,7 +161,9 @@ impl Worker {
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
         let now = epoch.elapsed().as_nanos() as u64;
+        let cpu = shared.cpu.filter(|_| polling.wakes_quickly());
         Ok(Self {
+            wakeup: cpu.and_then(quick_wakeup),
             shared,
             switch: switch.reader(),
             ports: Arc::default(),
@@ -170,6 +177,7 @@ impl Worker {
                 workshop: Workshop::new(epoch),
             },
             pace: Pace::new(polling, now),
+            vigil: Vigil::default(),
             bed,
             epoch,
             now_ms: 0,
@@ -324,8 +332,23 @@ impl Worker {
         }
     }
 
+    /// Asks for a quick wake-up from a rest of at most `limit`, or no longer does. Returns how long
+    /// to rest at most.
+    fn keep_vigil(&mut self, limit: Option<Duration>) -> Option<Duration> {
+        let now = self.now_ns();
+        let Some(wakeup) = &mut self.wakeup else { return limit };
+        let quick = self.vigil.rest(now);
+        if let Err(error) = wakeup.ask(quick) {
+            tracing::warn!(%error, "cannot ask for quick wake-ups");
+            self.wakeup = None;
+        }
+        let most = quick.then_some(Duration::from_nanos(Vigil::REST_MAX));
+        [limit, most].into_iter().flatten().min()
+    }
+
     /// Waits in this state; returns whether nothing but kicks ended it.
     fn rest(&mut self, state: WorkerState, limit: Option<Duration>) -> bool {
+        let limit = self.keep_vigil(limit);
         self.shared.state.store(state as u8, Relaxed);
         let only_kicks = self.wait(limit);
         self.shared.state.store(WorkerState::Polling as u8, Relaxed);
@@ -416,6 +439,13 @@ fn start_rx(port: &Port, index: u16, mut queue: Box<LiveRx>) {
     queue.queue.disable_kicks();
     queue.interrupt(&slot.counters);
     *live = Some(queue);
+}
+
+/// The way to keep a CPU from sleeping deeply, if there is one.
+fn quick_wakeup(cpu: usize) -> Option<QuickWakeup> {
+    QuickWakeup::of(Path::new(QuickWakeup::ROOT), cpu)
+        .inspect_err(|error| tracing::debug!(cpu, %error, "this CPU wakes up as it does"))
+        .ok()
 }
 
 /// Takes an RX queue away from all workers.
