@@ -14,6 +14,7 @@ use common::plane::Plane;
 use common::vm::{Guest, Vm, sleep_on};
 use common::{Rng, wait};
 use dataplane::{Direction, WorkerState};
+use pace::Vigil;
 use testkit::frontend::request;
 
 /// Takes frames as a guest does that sleeps until it is interrupted. Returns how often it slept.
@@ -31,7 +32,7 @@ fn take_by_interrupt(vm: &mut Vm, count: usize) -> usize {
     }
 }
 
-/// After the traffic the workers sleep and do not look up.
+/// After the traffic the workers sleep, and soon do not look up any more, for quick wake-ups either.
 #[test]
 fn an_idle_worker_does_nothing_at_all() {
     let [split, packed] = Guest::formats();
@@ -43,6 +44,15 @@ fn an_idle_worker_does_nothing_at_all() {
     }
     a.drain();
     plane.wait_asleep();
+    let sleeps = || plane.host.workers().iter().map(|worker| worker.sleeps).collect::<Vec<_>>();
+    wait(
+        || format!("the end of sleeping: {:?}", sleeps()),
+        || {
+            let before = sleeps();
+            thread::sleep(Duration::from_nanos(2 * Vigil::REST_MAX));
+            before == sleeps()
+        },
+    );
     let before = plane.host.workers();
     // Not a limit for anything: what the idle have done by then is nothing.
     thread::sleep(Duration::from_millis(500));
