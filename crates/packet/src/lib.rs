@@ -13,6 +13,7 @@ pub mod eth;
 pub mod flow;
 mod head;
 pub mod ip;
+pub mod route;
 pub mod segment;
 pub mod vnet;
 
