@@ -11,12 +11,14 @@
 //!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
-use packet::eth::{ETH_P_8021Q, is_tag_protocol};
-use packet::{Mac, Tci, VlanEdit};
+use packet::eth::{ETH_P_8021Q, is_tag_protocol, vlan_tag};
+use packet::route::Packet;
+use packet::{Mac, Tci, VlanEdit, flow_hash};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
 use crate::fdb::{Held, REFRESH_MS};
+use crate::router::{At, Routed};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
 use crate::{DropReason, PortId, Verdict};
@@ -150,6 +152,30 @@ impl Cache {
     #[inline]
     pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, front: &[u8; 18]) {
         self.ahead.announce(snapshot, in_port, front, &mut self.held);
+    }
+
+    /// The way through routers of a packet in a frame that is to be forwarded to `port` with this
+    /// edit, as [`Cache::lookup`] said; `head` is the frame's beginning. `None`: it ends at that
+    /// port. With a way, it ends there all the same if it has no more [`Packet::hops`] than
+    /// [`Routed::routers`], or does not fit [`Routed::mtu`]: the router then does what is to be done.
+    pub fn route(
+        &mut self,
+        snapshot: &Snapshot,
+        (port, edit): (PortId, VlanEdit),
+        head: &[u8],
+        packet: &Packet,
+        now_ms: u64,
+    ) -> Option<Routed> {
+        let mac = Mac(*head.first_chunk()?);
+        let came = vlan_tag(head).map(Tci::vid);
+        let tag = match edit {
+            VlanEdit::Keep => came,
+            VlanEdit::Push(tci) | VlanEdit::Set(tci) => Some(tci.vid()),
+            VlanEdit::Pop => None,
+        };
+        let at = At { port, tag, mac };
+        let hash = flow_hash(head);
+        snapshot.route(at, came.is_some(), packet, hash, now_ms, &mut self.held)
     }
 
     /// Lets go of the MAC table it used last. For the end of each pass: see the crate's essay, 2.

@@ -10,6 +10,8 @@ use packet::{Mac, VlanEdit};
 use parking_lot::Mutex;
 
 use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, Source};
+use crate::router::{Router, RouterId};
+use crate::table::Table;
 use crate::vlan::{self, Class, Egress, VID_MAX, VlanMode};
 use crate::{DropReason, Flood, NetworkId, PortId, Verdict};
 
@@ -70,19 +72,37 @@ pub enum SwitchError {
     /// No such static entry.
     #[error("{0} is not a static address there")]
     NotStatic(Mac),
+    /// Unknown router.
+    #[error("there is no router {0}")]
+    NoSuchRouter(RouterId),
+    /// All router numbers are in use.
+    #[error("there are {} routers already, which is the most there can be", Switch::ROUTERS_MAX)]
+    TooManyRouters,
+    /// More interfaces than a router may have.
+    #[error("a router has at most {} interfaces", Switch::ROUTER_INTERFACES_MAX)]
+    TooManyInterfaces,
+    /// Of another router.
+    #[error("port {0} belongs to another router")]
+    PortOfRouter(PortId),
+    /// The router's table is full.
+    #[error("the router has too many routes")]
+    TooManyRoutes,
+    /// Unknown route.
+    #[error("the router has no such route")]
+    NoSuchRoute,
 }
 
 /// The switch: see the crate.
 #[derive(Debug)]
 pub struct Switch {
-    config: Arc<ArcSwap<Snapshot>>,
-    generations: Arc<AtomicU64>,
-    control: Mutex<Control>,
+    pub(crate) config: Arc<ArcSwap<Snapshot>>,
+    pub(crate) generations: Arc<AtomicU64>,
+    pub(crate) control: Mutex<Control>,
 }
 
 /// Where numbers are handed out from next.
 #[derive(Debug, Default)]
-struct Control {
+pub(crate) struct Control {
     next_port: usize,
     next_network: usize,
 }
@@ -91,8 +111,9 @@ struct Control {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     version: u64,
-    ports: Vec<Option<Port>>,
+    pub(crate) ports: Vec<Option<Port>>,
     networks: Vec<Option<Arc<Network>>>,
+    pub(crate) routers: Vec<Option<Arc<Router>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -103,6 +124,18 @@ pub(crate) struct Port {
     mac_limit: Option<usize>,
     shared: Arc<PortShared>,
     pub(crate) fdb: Arc<Fdb>,
+    /// Whose it is.
+    pub(crate) router: Option<RouterId>,
+}
+
+impl Port {
+    /// Notes the source of a frame from here; `id` is this port's.
+    #[inline]
+    pub(crate) fn observe(&self, id: PortId, table: &Table, key: u64, now_ms: u64) -> Observed {
+        let most = self.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32);
+        let source = Source { port: id, mac_limit: most, shared: &self.shared };
+        self.fdb.observe(table, key, &source, now_ms)
+    }
 }
 
 #[derive(Debug)]
@@ -231,6 +264,7 @@ impl Switch {
             mac_limit: settings.mac_limit,
             shared: Arc::default(),
             fdb,
+            router: None,
         };
         let id = PortId(index as u16);
         self.publish(config, id, Some(port));
@@ -241,8 +275,9 @@ impl Switch {
     /// until they have finished the burst they are in.
     pub fn remove_port(&self, id: PortId) -> Result<(), SwitchError> {
         let _control = self.control.lock();
-        let config = self.next_config();
+        let mut config = self.next_config();
         config.port(id).ok_or(SwitchError::NoSuchPort(id))?;
+        config.disown_port(id);
         self.publish(config, id, None);
         Ok(())
     }
@@ -338,7 +373,7 @@ impl Switch {
         Ok(Arc::clone(&network.fdb))
     }
 
-    fn next_config(&self) -> Snapshot {
+    pub(crate) fn next_config(&self) -> Snapshot {
         let mut config = Snapshot::clone(&self.config.load());
         config.version += 1;
         config
@@ -453,13 +488,8 @@ impl Snapshot {
         let Some(class) = port.vlan.classify(&eth) else {
             return drop(DropReason::VlanNotAllowed);
         };
-        let source = Source {
-            port: in_port,
-            mac_limit: port.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32),
-            shared: &port.shared,
-        };
         let table = held.table(&port.fdb);
-        let observed = port.fdb.observe(table, fdb::key(class.fid, eth.src), &source, now_ms);
+        let observed = port.observe(in_port, table, fdb::key(class.fid, eth.src), now_ms);
         let destination = match observed {
             // It may have been learned just now, and into a newer table.
             Observed::Known(_) if eth.dst == eth.src => Some(in_port),

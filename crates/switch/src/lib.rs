@@ -43,6 +43,13 @@
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
 //!    new address changes nothing that is remembered, since floods are not.
 //!
+//! # Routers
+//!
+//! A frame that is forwarded to a router's port goes on without the router where that delegated
+//! ([`Switch::set_route`], [`Cache::route`]): rewritten as the router would have done, and looked up
+//! again as if the router had sent it. Routers and their interfaces are configuration; prefixes are
+//! in tables that change in place ([`Lpm`]) and count for the frames looked up after the change.
+//!
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).
 
@@ -50,7 +57,9 @@ mod ahead;
 mod cache;
 mod config;
 mod fdb;
+mod lpm;
 mod reason;
+mod router;
 mod table;
 mod vlan;
 
@@ -59,8 +68,10 @@ pub use config::{
     FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch, SwitchError,
 };
 pub use fdb::{FdbEntry, NetworkStats};
+pub use lpm::{Full, Lpm, Prefix};
 pub use packet::{Mac, Tci, VlanEdit};
 pub use reason::{DropReason, Drops};
+pub use router::{NextHop, Route, RouteId, Routed, RouterId, RouterInterface, SourceCheck};
 pub use vlan::{VlanMode, VlanSet, VlanSetError};
 
 use std::fmt;
