@@ -215,7 +215,7 @@ impl Report {
         let figures = figures::draw(self);
         let names: Vec<String> = figures.iter().map(|figure| figure.name.clone()).collect();
         let mut files = vec![
-            ("figures.json".to_owned(), serde_json::to_string_pretty(self)? + "\n"),
+            ("figures.json".to_owned(), serde_json::to_string(self)? + "\n"),
             ("README.md".to_owned(), tables::markdown(self, &names)),
         ];
         files.extend(figures.into_iter().map(|figure| (figure.name, figure.svg)));

@@ -235,7 +235,8 @@ impl Switch {
             v4: Arc::default(),
             v6: Arc::default(),
         };
-        self.change_routers(|routers| {
+        self.change_routers(|config| {
+            let routers = &mut config.routers;
             let place = routers.iter().position(Option::is_none).unwrap_or(routers.len());
             if place >= Self::ROUTERS_MAX {
                 return Err(SwitchError::TooManyRouters);
@@ -250,8 +251,8 @@ impl Switch {
 
     /// Removes a router with all it delegated.
     pub fn remove_router(&self, id: RouterId) -> Result<(), SwitchError> {
-        self.change_routers(|routers| {
-            let slot = routers.get_mut(usize::from(id.0));
+        self.change_routers(|config| {
+            let slot = config.routers.get_mut(usize::from(id.0));
             slot.and_then(Option::take).map(drop).ok_or(SwitchError::NoSuchRouter(id))
         })
     }
@@ -278,11 +279,12 @@ impl Switch {
         {
             return Err(SwitchError::NotUnicast(bad.mac));
         }
-        let config = self.snapshot();
-        if let Some(lost) = interfaces.iter().find(|one| config.port(one.port).is_none()) {
-            return Err(SwitchError::NoSuchPort(lost.port));
-        }
-        self.change_routers(|routers| {
+        self.change_routers(|config| {
+            let lost = interfaces.iter().find(|one| config.port(one.port).is_none());
+            if let Some(lost) = lost {
+                return Err(SwitchError::NoSuchPort(lost.port));
+            }
+            let routers = &mut config.routers;
             let taken = routers.iter().enumerate().filter(|(n, _)| *n != usize::from(id.0));
             let mut taken = taken.flat_map(|(_, router)| router).flat_map(|one| &one.interfaces);
             if let Some(taken) = taken.find(|one| interfaces.iter().any(|new| new.port == one.port))
@@ -362,17 +364,17 @@ impl Switch {
         id: RouterId,
         change: impl FnOnce(&mut Router) -> Result<T, SwitchError>,
     ) -> Result<T, SwitchError> {
-        self.change_routers(|routers| change(edit(routers, id)?))
+        self.change_routers(|config| change(edit(&mut config.routers, id)?))
     }
 
     /// Puts other routers into force, and notes at each port whose it is.
     fn change_routers<T>(
         &self,
-        change: impl FnOnce(&mut Vec<Option<Arc<Router>>>) -> Result<T, SwitchError>,
+        change: impl FnOnce(&mut Snapshot) -> Result<T, SwitchError>,
     ) -> Result<T, SwitchError> {
         let _control = self.control.lock();
         let mut config = self.next_config();
-        let done = change(&mut config.routers)?;
+        let done = change(&mut config)?;
         config.own_ports();
         self.config.store(Arc::new(config));
         self.generations.fetch_add(1, Ordering::AcqRel);
