@@ -1,4 +1,5 @@
-//! Types of the REST interface: what daemon, command and scripts agree on.
+//! Types of the REST interface and of the guest channel ([`channel`]): what daemon, command, scripts
+//! and agents agree on.
 //!
 //! One set of types serves four places: the request bodies of the interface, its answers, the
 //! tables of `hayate.toml` and the saved state. Therefore every type here has one text form, one
@@ -9,6 +10,7 @@
 //! Nothing here does I/O or owns a thread. All functions are total: bad input is an error value
 //! that says what is allowed.
 
+pub mod channel;
 mod cpus;
 mod error;
 pub mod feature;

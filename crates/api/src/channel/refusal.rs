@@ -1,0 +1,107 @@
+//! Why the daemon refuses what an agent asks for.
+
+use serde::{Deserialize, Serialize};
+
+/// Each is counted, for every router.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// Not a JSON-RPC 2.0 request.
+    Malformed,
+    /// Longer than a line may be.
+    TooLong,
+    /// No such method.
+    UnknownMethod,
+    /// Parameters that the method does not have, or of which one is out of range.
+    BadParams,
+    /// Another version of the protocol.
+    Protocol,
+    /// Before [`Hello`](super::Hello).
+    NoSession,
+    /// Nothing delegated counts any more: the router was given up or its lease ended. Begin anew.
+    Lost,
+    /// The interface's address is not that of a card of this VM, as far as is known.
+    NotYourPort,
+    /// No such interface.
+    UnknownInterface,
+    /// No such next hop.
+    UnknownNextHop,
+    /// Prefixes still take this next hop.
+    NextHopInUse,
+    /// An address that a packet cannot be sent to.
+    NotUnicast,
+    /// More interfaces than allowed.
+    TooManyInterfaces,
+    /// More next hops than allowed.
+    TooManyNextHops,
+    /// More prefixes than allowed.
+    TooManyPrefixes,
+    /// The daemon cannot do it; the message says why.
+    Host,
+}
+
+impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Malformed,
+        Self::TooLong,
+        Self::UnknownMethod,
+        Self::BadParams,
+        Self::Protocol,
+        Self::NoSession,
+        Self::Lost,
+        Self::NotYourPort,
+        Self::UnknownInterface,
+        Self::UnknownNextHop,
+        Self::NextHopInUse,
+        Self::NotUnicast,
+        Self::TooManyInterfaces,
+        Self::TooManyNextHops,
+        Self::TooManyPrefixes,
+        Self::Host,
+    ];
+
+    /// As it is written in messages, metrics and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::TooLong => "too-long",
+            Self::UnknownMethod => "unknown-method",
+            Self::BadParams => "bad-params",
+            Self::Protocol => "protocol",
+            Self::NoSession => "no-session",
+            Self::Lost => "lost",
+            Self::NotYourPort => "not-your-port",
+            Self::UnknownInterface => "unknown-interface",
+            Self::UnknownNextHop => "unknown-next-hop",
+            Self::NextHopInUse => "next-hop-in-use",
+            Self::NotUnicast => "not-unicast",
+            Self::TooManyInterfaces => "too-many-interfaces",
+            Self::TooManyNextHops => "too-many-next-hops",
+            Self::TooManyPrefixes => "too-many-prefixes",
+            Self::Host => "host",
+        }
+    }
+
+    /// Code of the JSON-RPC error (JSON-RPC 2.0, section 5.1).
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Malformed | Self::TooLong => -32600,
+            Self::UnknownMethod => -32601,
+            Self::BadParams => -32602,
+            other => -32000 - other as i32,
+        }
+    }
+}
