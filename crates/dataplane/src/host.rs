@@ -6,6 +6,7 @@
 //! forwarded to it afterwards, and its memory is unmapped here and not on a worker.
 
 mod load;
+mod routers;
 
 use std::collections::HashMap;
 use std::io;
@@ -448,10 +449,18 @@ async fn maintain(inner: Weak<Inner>) {
     let mut interval = tokio::time::interval(MAINTENANCE);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut balancer = Balancer::default();
+    let mut tidying: Option<tokio::task::JoinHandle<()>> = None;
     loop {
         interval.tick().await;
         let Some(inner) = inner.upgrade() else { return };
         inner.switch.maintain(inner.now_ms());
+        // Takes seconds for the largest tables.
+        if tidying.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
+            && inner.switch.is_untidy()
+        {
+            let switch = Arc::clone(&inner.switch);
+            tidying = Some(inner.runtime.spawn_blocking(move || switch.tidy_routers()));
+        }
         inner.look(&mut balancer);
     }
 }

@@ -33,4 +33,7 @@ pub use status::{
     Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerState,
     WorkerStatus,
 };
-pub use switch::{DropReason, NetworkId, PortId, VlanMode};
+pub use switch::{
+    DropReason, HopCount, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route, RouteCounts,
+    RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
+};

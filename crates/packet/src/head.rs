@@ -105,6 +105,12 @@ impl Head {
         self.len = len.min(HEAD_MAX) as u16;
     }
 
+    /// Keeps the first `len` bytes, edits included.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len.min(usize::from(u16::MAX)) as u16);
+    }
+
     /// Fills the head by a function that writes to its argument and returns how many bytes it
     /// wrote.
     #[inline]

@@ -5,22 +5,23 @@
 //! crate's essay, 3), so that a change anywhere makes them miss; and each for a second at most,
 //! after which the full look-up also refreshes the source's last-seen stamp.
 //!
-//! Traffic among more addresses than it has room for finds nothing here: after a window of misses it
-//! is bypassed for a while, and frames are worked out from the MAC table at once. Callers that know
-//! the next frames announce them then ([`Cache::announce`]).
+//! While that does not pay (module `worth`), frames are worked out from the MAC table at once. Callers
+//! that know the next frames announce them then ([`Cache::announce`]).
 //!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
-use packet::eth::{ETH_P_8021Q, is_tag_protocol, vlan_tag};
+use packet::eth::{ETH_P_8021Q, is_tag_protocol};
 use packet::route::Packet;
 use packet::{Mac, Tci, VlanEdit, flow_hash};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
 use crate::fdb::{Held, REFRESH_MS};
-use crate::router::{At, Routed};
+use crate::memo::{Arrival, Memo};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
+use crate::way::{self, At, Routed};
+use crate::worth::Worth;
 use crate::{DropReason, PortId, Verdict};
 
 /// See the module.
@@ -28,14 +29,10 @@ use crate::{DropReason, PortId, Verdict};
 pub struct Cache {
     sets: Box<[Set]>,
     seed: Seed,
-    hits: u64,
-    misses: u64,
-    /// `hits` when this window began, and the misses since then.
-    window: (u64, u64),
-    /// So many frames are still to be worked out without a look at `sets`.
-    bypassed: u32,
+    worth: Worth,
     held: Held,
     ahead: Ahead,
+    memo: Memo,
 }
 
 /// One cache line.
@@ -66,12 +63,6 @@ impl Cache {
     pub const ENTRIES_DEFAULT: usize = 8192;
     /// How many frames before its turn a frame is announced.
     pub const AHEAD: usize = Ahead::FRAMES;
-    /// Misses in a window. It is judged by the hits between them.
-    const WINDOW: u64 = 32;
-    /// With fewer hits than this for each miss, misses are what frames cost...
-    const WORTHWHILE: u64 = 4;
-    /// ...and so many frames pass before that is tried again.
-    const BYPASSED: u32 = 2048;
 
     /// A cache for `entries` verdicts, rounded up to a power of two.
     pub fn new(entries: usize) -> Self {
@@ -79,12 +70,10 @@ impl Cache {
         Self {
             sets: vec![Set::default(); sets].into(),
             seed: Seed::random(),
-            hits: 0,
-            misses: 0,
-            window: (0, 0),
-            bypassed: 0,
+            worth: Worth::default(),
             held: Held::default(),
             ahead: Ahead::default(),
+            memo: Memo::default(),
         }
     }
 
@@ -99,12 +88,10 @@ impl Cache {
         now_ms: u64,
     ) -> Verdict {
         let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
-            self.missed();
+            self.worth.missed();
             return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
         };
-        if self.bypassed != 0 {
-            self.bypassed -= 1;
-            self.misses += 1;
+        if self.worth.passes_by() {
             let Self { ahead, held, .. } = self;
             return match ahead.verdict(snapshot, in_port, port, key, now_ms, held) {
                 Some(verdict) => verdict.unpack(),
@@ -121,30 +108,17 @@ impl Cache {
                 && entry.generation == generation
                 && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
             {
-                self.hits += 1;
+                self.worth.hit();
                 return entry.verdict.unpack();
             }
         }
         decide(self, place, key, generation, snapshot, in_port, head, now_ms)
     }
 
-    /// Counts a miss, and judges at the end of a window.
-    #[inline]
-    fn missed(&mut self) {
-        self.misses += 1;
-        self.window.1 += 1;
-        if self.window.1 == Self::WINDOW {
-            if self.hits - self.window.0 < Self::WINDOW * Self::WORTHWHILE {
-                self.bypassed = Self::BYPASSED;
-            }
-            self.window = (self.hits, 0);
-        }
-    }
-
     /// Whether there are so many addresses that frames should be announced.
     #[inline]
     pub fn is_bypassed(&self) -> bool {
-        self.bypassed != 0
+        self.worth.is_bypassed()
     }
 
     /// Announces the frame that will be looked up [`Cache::AHEAD`] frames after the next: `front`
@@ -154,28 +128,34 @@ impl Cache {
         self.ahead.announce(snapshot, in_port, front, &mut self.held);
     }
 
-    /// The way through routers of a packet in a frame that is to be forwarded to `port` with this
-    /// edit, as [`Cache::lookup`] said; `head` is the frame's beginning. `None`: it ends at that
-    /// port. With a way, it ends there all the same if it has no more [`Packet::hops`] than
-    /// [`Routed::routers`], or does not fit [`Routed::mtu`]: the router then does what is to be done.
+    /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
+    /// with this edit, as [`Cache::lookup`] said ([`Verdict::Router`]); `head` is the frame's
+    /// beginning. `None`: it goes to that port as it is. Counts what takes the way.
+    #[inline]
     pub fn route(
         &mut self,
         snapshot: &Snapshot,
-        (port, edit): (PortId, VlanEdit),
+        (in_port, port, edit): (PortId, PortId, VlanEdit),
         head: &[u8],
         packet: &Packet,
         now_ms: u64,
     ) -> Option<Routed> {
         let mac = Mac(*head.first_chunk()?);
-        let came = vlan_tag(head).map(Tci::vid);
-        let tag = match edit {
-            VlanEdit::Keep => came,
-            VlanEdit::Push(tci) | VlanEdit::Set(tci) => Some(tci.vid()),
-            VlanEdit::Pop => None,
-        };
-        let at = At { port, tag, mac };
-        let hash = flow_hash(head);
-        snapshot.route(at, came.is_some(), packet, hash, now_ms, &mut self.held)
+        let tag = way::tag(head);
+        let at = At { port, tag: way::after(edit, tag), mac };
+        let hash = if snapshot.multipath { flow_hash(head) } else { 0 };
+        let (tagged, key) = (tag.is_some(), Key::of(in_port, head));
+        let arrival = Arrival { at, tagged, key, packet, hash };
+        self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
+    }
+
+    /// Gives routers the counts of what went past them, as far as that was not done yet. For about
+    /// once a second, and before a worker rests.
+    #[inline]
+    pub fn settle(&mut self, snapshot: &Snapshot) {
+        if !self.memo.is_settled() {
+            self.memo.settle(snapshot);
+        }
     }
 
     /// Lets go of the MAC table it used last. For the end of each pass: see the crate's essay, 2.
@@ -188,7 +168,7 @@ impl Cache {
 
     /// Look-ups answered from memory, and those worked out, since the cache was made.
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        (self.hits, self.misses)
+        self.worth.hits_and_misses()
     }
 }
 
@@ -211,7 +191,7 @@ fn decide(
     head: &[u8],
     now_ms: u64,
 ) -> Verdict {
-    cache.missed();
+    cache.worth.missed();
     let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
     if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict))
         && let Some(Set(entries)) = cache.sets.get_mut(place)
@@ -261,6 +241,12 @@ impl Key {
 }
 
 impl Key {
+    /// All of it, in half.
+    #[inline]
+    pub(crate) fn word(self) -> u64 {
+        self.0 ^ self.1.rotate_left(24)
+    }
+
     pub(crate) fn dst(self) -> Mac {
         Mac::from_u64(self.0.swap_bytes() >> 16)
     }
@@ -281,6 +267,8 @@ impl Packed {
     const PUSH: u16 = 1;
     const POP: u16 = 2;
     const DROP: u16 = 3;
+    /// With one of the first three: to a router.
+    const ROUTER: u16 = 4;
 
     /// `None` for what a remembered frame never gets: a flood, or a priority tag rewritten.
     #[inline]
@@ -292,13 +280,18 @@ impl Packed {
                 Some(Self(port.0, Self::PUSH << 12 | tci.vid()))
             }
             Verdict::Drop(reason) => Some(Self(reason as u16, Self::DROP << 12)),
+            Verdict::Router { port, edit } => {
+                let Self(port, what) = Self::pack(Verdict::Forward { port, edit })?;
+                Some(Self(port, what | Self::ROUTER << 12))
+            }
             Verdict::Forward { .. } | Verdict::Flood(_) => None,
         }
     }
 
     #[inline]
     fn unpack(self) -> Verdict {
-        let edit = match self.1 >> 12 {
+        let kind = self.1 >> 12;
+        let edit = match kind & !Self::ROUTER {
             Self::KEEP => VlanEdit::Keep,
             Self::PUSH => VlanEdit::Push(Tci(self.1 & 0xfff)),
             Self::POP => VlanEdit::Pop,
@@ -307,7 +300,12 @@ impl Packed {
                 return Verdict::Drop(*reason.unwrap_or(&DropReason::Internal));
             }
         };
-        Verdict::Forward { port: PortId(self.0), edit }
+        let port = PortId(self.0);
+        if kind & Self::ROUTER == 0 {
+            Verdict::Forward { port, edit }
+        } else {
+            Verdict::Router { port, edit }
+        }
     }
 }
 

@@ -87,9 +87,15 @@ pub enum SwitchError {
     /// The router's table is full.
     #[error("the router has too many routes")]
     TooManyRoutes,
+    /// More hops than a route may have.
+    #[error("a route has at most {} hops", Switch::HOPS_MAX)]
+    TooManyHops,
     /// Unknown route.
     #[error("the router has no such route")]
     NoSuchRoute,
+    /// The route to remove has prefixes.
+    #[error("prefixes still take this route")]
+    RouteInUse,
 }
 
 /// The switch: see the crate.
@@ -97,6 +103,8 @@ pub enum SwitchError {
 pub struct Switch {
     pub(crate) config: Arc<ArcSwap<Snapshot>>,
     pub(crate) generations: Arc<AtomicU64>,
+    /// Version of the configuration in force.
+    latest: Arc<AtomicU64>,
     pub(crate) control: Mutex<Control>,
 }
 
@@ -105,20 +113,25 @@ pub struct Switch {
 pub(crate) struct Control {
     next_port: usize,
     next_network: usize,
+    pub(crate) next_router: usize,
 }
 
 /// The configuration at one time. A worker keeps to one for a burst.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     version: u64,
+    pub(crate) generations: Arc<AtomicU64>,
+    latest: Arc<AtomicU64>,
     pub(crate) ports: Vec<Option<Port>>,
     networks: Vec<Option<Arc<Network>>>,
     pub(crate) routers: Vec<Option<Arc<Router>>>,
+    /// A router has several ways for one prefix: a flow keeps to one of them.
+    pub(crate) multipath: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
-    network: NetworkId,
+    pub(crate) network: NetworkId,
     pub(crate) up: bool,
     pub(crate) vlan: VlanMode,
     mac_limit: Option<usize>,
@@ -188,7 +201,13 @@ impl Switch {
 
     /// Without networks.
     pub fn new() -> Self {
-        Self { config: Arc::default(), generations: Arc::default(), control: Mutex::default() }
+        let first = Snapshot::default();
+        Self {
+            generations: Arc::clone(&first.generations),
+            latest: Arc::clone(&first.latest),
+            config: Arc::new(ArcSwap::from_pointee(first)),
+            control: Mutex::default(),
+        }
     }
 
     /// The configuration now.
@@ -224,7 +243,7 @@ impl Switch {
         if let Some(place) = config.networks.get_mut(index) {
             *place = Some(Arc::new(network));
         }
-        self.config.store(Arc::new(config));
+        self.put_into_force(config);
         Ok(NetworkId(index as u16))
     }
 
@@ -245,7 +264,7 @@ impl Switch {
         }
         let place = config.networks.get_mut(usize::from(id.0));
         place.and_then(Option::take).ok_or(SwitchError::NoSuchNetwork(id))?;
-        self.config.store(Arc::new(config));
+        self.put_into_force(config);
         Ok(())
     }
 
@@ -403,8 +422,31 @@ impl Switch {
         let Some(Port { network, fdb, .. }) = place.clone().or(old) else { return };
         config.rebuild(network, &fdb);
         let version = config.version;
-        self.config.store(Arc::new(config));
+        self.put_into_force(config);
         fdb.configured(version, id, shared.as_ref());
+    }
+
+    /// First step of every change of the configuration. What was worked out by the one before is not
+    /// remembered from here on; what is remembered of it counts until the generation changes.
+    pub(crate) fn put_into_force(&self, config: Snapshot) {
+        let version = config.version;
+        self.config.store(Arc::new(config));
+        self.latest.store(version, Ordering::Release);
+    }
+
+    /// Puts it into force with other routers: networks in which a port became a router's, or no
+    /// longer is one, forget their verdicts.
+    pub(crate) fn put_routers_into_force(&self, mut config: Snapshot) {
+        let changed = config.own_ports();
+        let version = config.version;
+        for (id, fdb) in &changed {
+            config.rebuild(*id, fdb);
+        }
+        self.put_into_force(config);
+        for (_, fdb) in &changed {
+            fdb.reconfigured(version);
+        }
+        self.generations.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -412,6 +454,18 @@ impl Snapshot {
     /// Of all configurations only this one has this number.
     pub(crate) fn version(&self) -> u64 {
         self.version
+    }
+
+    /// What a way through routers is remembered under; read before it is worked out.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generations.load(Ordering::Acquire)
+    }
+
+    /// Is this the configuration in force? Asked after something is worked out with it.
+    #[inline]
+    pub(crate) fn is_latest(&self) -> bool {
+        self.latest.load(Ordering::Acquire) == self.version
     }
 
     #[inline]
@@ -532,6 +586,9 @@ impl Snapshot {
             Egress::NotMember => None,
             Egress::Uncovers => Some(Verdict::Drop(DropReason::VlanNotAllowed)),
             Egress::Edit(_) if !to.up => Some(Verdict::Drop(DropReason::PortDown)),
+            Egress::Edit(edit) if to.router.is_some() => {
+                Some(Verdict::Router { port: number, edit })
+            }
             Egress::Edit(edit) => Some(Verdict::Forward { port: number, edit }),
         }
     }
@@ -570,7 +627,11 @@ impl Iterator for FloodMembers<'_> {
 }
 
 /// The first free place from `next` on, around; makes one if there is none.
-fn free_place<T>(places: &mut Vec<Option<T>>, next: &mut usize, max: usize) -> Option<usize> {
+pub(crate) fn free_place<T>(
+    places: &mut Vec<Option<T>>,
+    next: &mut usize,
+    max: usize,
+) -> Option<usize> {
     let index = (0..max)
         .map(|step| (*next + step) % max)
         .find(|index| places.get(*index).is_none_or(Option::is_none))?;

@@ -399,6 +399,13 @@ impl Fdb {
         self.bump();
     }
 
+    /// Says that a configuration is in force in which no port may learn otherwise than before.
+    pub(crate) fn reconfigured(&self, config: u64) {
+        let _writer = self.writer.lock();
+        self.config.store(config, Ordering::Release);
+        self.bump();
+    }
+
     /// Forgets what was learned behind a port, or everything that was learned.
     pub(crate) fn flush(&self, port: Option<PortId>) -> u64 {
         let mut writer = self.writer.lock();

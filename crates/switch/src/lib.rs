@@ -45,10 +45,12 @@
 //!
 //! # Routers
 //!
-//! A frame that is forwarded to a router's port goes on without the router where that delegated
-//! ([`Switch::set_route`], [`Cache::route`]): rewritten as the router would have done, and looked up
+//! A frame for a router's port ([`Verdict::Router`]) goes on without the router where that delegated
+//! ([`Switch::delegate`], [`Cache::route`]): rewritten as the router would have done, and looked up
 //! again as if the router had sent it. Routers and their interfaces are configuration; prefixes are
 //! in tables that change in place ([`Lpm`]) and count for the frames looked up after the change.
+//! A way through routers is remembered under the generation of all networks and routers together
+//! ([`Switch::generation`]), by the same rules as a verdict (3, above).
 //!
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).
@@ -58,10 +60,13 @@ mod cache;
 mod config;
 mod fdb;
 mod lpm;
+mod memo;
 mod reason;
 mod router;
 mod table;
 mod vlan;
+mod way;
+mod worth;
 
 pub use cache::Cache;
 pub use config::{
@@ -71,8 +76,11 @@ pub use fdb::{FdbEntry, NetworkStats};
 pub use lpm::{Full, Lpm, Prefix};
 pub use packet::{Mac, Tci, VlanEdit};
 pub use reason::{DropReason, Drops};
-pub use router::{NextHop, Route, RouteId, Routed, RouterId, RouterInterface, SourceCheck};
+pub use router::{
+    HopCount, NextHop, Route, RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck,
+};
 pub use vlan::{VlanMode, VlanSet, VlanSetError};
+pub use way::{NotBypassed, Routed, Step};
 
 use std::fmt;
 
@@ -114,6 +122,13 @@ impl fmt::Display for NetworkId {
 pub enum Verdict {
     /// To one port.
     Forward {
+        /// Where to.
+        port: PortId,
+        /// What to do with the tag.
+        edit: VlanEdit,
+    },
+    /// To one port of a router, unless the packet bypasses it: see [`Cache::route`].
+    Router {
         /// Where to.
         port: PortId,
         /// What to do with the tag.

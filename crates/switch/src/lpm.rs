@@ -11,7 +11,8 @@
 //! finds for each address what was true at some time during its look-up.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -43,6 +44,28 @@ impl Prefix {
     #[must_use]
     pub fn is_ipv4(self) -> bool {
         self.v4
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn address(self) -> IpAddr {
+        if self.v4 {
+            Ipv4Addr::from_bits((self.span.bits >> 96) as u32).into()
+        } else {
+            Ipv6Addr::from_bits(self.span.bits).into()
+        }
+    }
+
+    /// How many bits they agree in.
+    #[must_use]
+    pub fn bits(self) -> u8 {
+        self.span.len
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address(), self.bits())
     }
 }
 
@@ -222,6 +245,8 @@ struct Writer {
     routes: BTreeMap<Span, u32>,
     /// Prefixes of each length.
     lengths: BTreeMap<u8, usize>,
+    /// How often prefixes changed.
+    changes: u64,
     /// Blocks and leaves so far, and leaves that nobody finds any more.
     blocks: u32,
     leaves: u32,
@@ -269,6 +294,23 @@ impl Lpm {
                 }
             }
         }
+    }
+
+    /// The longest prefix that an address is in, and its route. For people to see: slow.
+    #[must_use]
+    pub fn find(&self, address: IpAddr) -> Option<(Prefix, u32)> {
+        let bits = bits(address);
+        let writer = self.writer.lock();
+        writer.lengths.keys().rev().find_map(|&len| {
+            let span = Span { bits: bits & mask(len), len };
+            writer.routes.get(&span).map(|&route| (Prefix { span, v4: address.is_ipv4() }, route))
+        })
+    }
+
+    /// How often prefixes were set or removed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.writer.lock().changes
     }
 
     /// How many prefixes there are.
@@ -329,6 +371,7 @@ impl Lpm {
         }
         let new = Entry::Route { len: prefix.len, route };
         self.put(&mut writer, &self.root, 0, 16, prefix, new)?;
+        writer.changes += 1;
         let old = writer.routes.insert(prefix, route);
         if old.is_none() {
             *writer.lengths.entry(prefix.len).or_default() += 1;
@@ -344,6 +387,7 @@ impl Lpm {
         let prefix = prefix.span;
         let mut writer = self.writer.lock();
         let Some(old) = writer.routes.remove(&prefix) else { return Ok(None) };
+        writer.changes += 1;
         if let Some(count) = writer.lengths.get_mut(&prefix.len) {
             *count -= 1;
             if *count == 0 {

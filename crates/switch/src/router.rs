@@ -1,25 +1,25 @@
-//! Routers that are bypassed: what they delegated, and the way of a packet through them.
+//! Routers that are bypassed: what they delegated.
 //!
-//! A router says where it would send which packets ([`Switch::set_route`]). A packet for one of
+//! A router says where it would send which packets ([`Switch::delegate`]). A packet for one of
 //! these routes, in a frame to one of the router's own addresses, goes on as if the router had sent
 //! it, and is looked up again: as often as the next machine is a router as well. What comes out is
-//! one rewrite for all of them ([`Routed`]). Whatever is not delegated ends at the router.
+//! one rewrite for all of them ([`crate::Routed`], module `way`). Whatever is not delegated ends at
+//! the router.
 //!
 //! Routers, their interfaces and routes are part of the configuration; which prefix takes which
 //! route is in tables that change in place ([`Lpm`]). All of it is control's; workers read.
 
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use packet::eth::{ETH_P_IP, Eth};
+use packet::Mac;
 use packet::route::Packet;
-use packet::{Mac, Tci, VlanEdit};
 
-use crate::config::{Snapshot, Switch, SwitchError};
-use crate::fdb::{self, Held};
+use crate::config::{Snapshot, Switch, SwitchError, free_place};
+use crate::fdb::Fdb;
 use crate::lpm::{Lpm, Prefix};
-use crate::{PortId, Verdict};
+use crate::way::Taken;
+use crate::{NetworkId, PortId};
 
 /// A router, unique over all networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
@@ -74,7 +74,7 @@ pub enum Route {
 
 /// Number of a route, of one router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RouteId(u32);
+pub struct RouteId(pub(crate) u32);
 
 impl std::fmt::Display for RouterId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -82,141 +82,123 @@ impl std::fmt::Display for RouterId {
     }
 }
 
+/// What went one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HopCount {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes of their frames.
+    pub bytes: u64,
+}
+
+/// What went past a router.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RouteCounts {
+    /// Ever.
+    pub total: HopCount,
+    /// By each hop of each of its routes, since that was set.
+    pub routes: Vec<(RouteId, Vec<HopCount>)>,
+}
+
+/// The same, where workers meet.
+#[derive(Debug, Default)]
+pub(crate) struct Count {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A route as workers see it.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) route: Route,
+    /// What took each of its hops.
+    counts: Box<[Count]>,
+    /// Prefixes that take it.
+    prefixes: Arc<AtomicU32>,
+}
+
 /// A router as workers see it.
 #[derive(Clone, Debug)]
 pub(crate) struct Router {
-    bypass: bool,
-    interfaces: Vec<RouterInterface>,
+    pub(crate) bypass: bool,
+    pub(crate) interfaces: Vec<RouterInterface>,
     /// By number less one.
-    routes: Vec<Arc<Route>>,
+    pub(crate) routes: Vec<Option<Arc<Way>>>,
+    /// Where numbers are handed out from next.
+    next_route: usize,
+    /// Of its routes now and before.
+    total: Arc<Count>,
     v4: Arc<Lpm>,
     v6: Arc<Lpm>,
 }
 
-/// What becomes of a packet that bypasses routers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Routed {
-    /// Where it goes.
-    pub port: PortId,
-    /// What to do with the tag of the frame as it came.
-    pub edit: VlanEdit,
-    /// New source address: of the last router.
-    pub source: Mac,
-    /// New destination address.
-    pub destination: Mac,
-    /// So many routers were bypassed. A packet with no more hops than that goes to the first.
-    pub routers: u8,
-    /// Longest packet that all of them would have sent on: a longer one goes to the first.
-    pub mtu: usize,
+impl HopCount {
+    #[inline]
+    pub(crate) fn one(packet: &Packet) -> Self {
+        Self { packets: 1, bytes: packet.frame_len() as u64 }
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, more: Self) {
+        self.packets += more.packets;
+        self.bytes += more.bytes;
+    }
 }
 
-/// Where a frame is: behind which port, with which tag, for whom.
-#[derive(Clone, Copy)]
-pub(crate) struct At {
-    pub(crate) port: PortId,
-    pub(crate) tag: Option<u16>,
-    pub(crate) mac: Mac,
+impl Count {
+    fn add(&self, more: HopCount) {
+        self.packets.fetch_add(more.packets, Ordering::Relaxed);
+        self.bytes.fetch_add(more.bytes, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> HopCount {
+        let (packets, bytes) = (&self.packets, &self.bytes);
+        HopCount { packets: packets.load(Ordering::Relaxed), bytes: bytes.load(Ordering::Relaxed) }
+    }
+}
+
+impl Way {
+    fn new(route: Route, prefixes: Arc<AtomicU32>) -> Result<Arc<Self>, SwitchError> {
+        let hops = match &route {
+            Route::Own => 0,
+            Route::Via(hops) => hops.len(),
+        };
+        if hops > Switch::HOPS_MAX {
+            return Err(SwitchError::TooManyHops);
+        }
+        if let Route::Via(hops) = &route
+            && let Some(bad) = hops.iter().find(|hop| hop.mac.is_multicast() || hop.mac.is_zero())
+        {
+            return Err(SwitchError::NotUnicast(bad.mac));
+        }
+        let counts = (0..hops).map(|_| Count::default()).collect();
+        Ok(Arc::new(Self { route, counts, prefixes }))
+    }
 }
 
 impl Router {
-    fn table(&self, address: IpAddr) -> &Lpm {
-        if address.is_ipv4() { &self.v4 } else { &self.v6 }
+    pub(crate) fn table(&self, is_ipv4: bool) -> &Arc<Lpm> {
+        if is_ipv4 { &self.v4 } else { &self.v6 }
     }
 
-    fn route(&self, address: IpAddr) -> Option<&Route> {
-        let number = self.table(address).look_up(address).checked_sub(1)?;
-        self.routes.get(number as usize).map(|route| &**route)
+    fn table_mut(&mut self, is_ipv4: bool) -> &mut Arc<Lpm> {
+        if is_ipv4 { &mut self.v4 } else { &mut self.v6 }
     }
 
-    /// Whether it forwards packets from this source that came by this interface.
-    fn takes(&self, source: IpAddr, number: usize, check: SourceCheck) -> bool {
-        match (check, self.route(source)) {
-            (_, Some(Route::Own)) => false,
-            (SourceCheck::Off, _) => true,
-            (SourceCheck::Loose, route) => route.is_some(),
-            (SourceCheck::Strict, Some(Route::Via(hops))) => {
-                hops.iter().any(|hop| hop.interface == number)
-            }
-            (SourceCheck::Strict, None) => false,
+    fn way(&self, route: RouteId) -> Option<&Arc<Way>> {
+        self.routes.get((route.0 as usize).checked_sub(1)?)?.as_ref()
+    }
+
+    /// A prefix no longer takes this route.
+    fn left(&self, old: Option<u32>) {
+        if let Some(way) = old.and_then(|old| self.way(RouteId(old))) {
+            way.prefixes.fetch_sub(1, Ordering::Relaxed);
         }
     }
-}
 
-impl Snapshot {
-    /// The most routers that one packet bypasses at once.
-    const ROUTERS_MAX: u8 = 16;
-
-    /// The way of a packet from there, in a frame that came with a tag or without (`tagged`): `None`
-    /// if it ends there. `hash` is that of its flow.
-    pub(crate) fn route(
-        &self,
-        mut at: At,
-        tagged: bool,
-        packet: &Packet,
-        hash: u32,
-        now_ms: u64,
-        held: &mut Held,
-    ) -> Option<Routed> {
-        let mut way = None;
-        let mut mtu = usize::MAX;
-        for routers in 1..=Self::ROUTERS_MAX {
-            let Some((next, interface)) = self.pass(at, packet, hash, now_ms, held) else { break };
-            mtu = mtu.min(interface.mtu);
-            let edit = match (tagged, next.tag) {
-                (false, None) => VlanEdit::Keep,
-                (false, Some(vid)) => VlanEdit::Push(Tci(vid)),
-                (true, None) => VlanEdit::Pop,
-                (true, Some(vid)) => VlanEdit::Set(Tci(vid)),
-            };
-            let (source, destination) = (interface.mac, next.mac);
-            way = Some(Routed { port: next.port, edit, source, destination, routers, mtu });
-            at = next;
-        }
-        way
-    }
-
-    /// Through one router: where the packet is then, and the interface it was sent from.
-    fn pass(
-        &self,
-        at: At,
-        packet: &Packet,
-        hash: u32,
-        now_ms: u64,
-        held: &mut Held,
-    ) -> Option<(At, &RouterInterface)> {
-        let router = self.port(at.port)?.router.and_then(|id| self.router(id))?;
-        let ours = |interface: &RouterInterface| {
-            interface.port == at.port && interface.vlan == at.tag && interface.mac == at.mac
-        };
-        let ingress = router.interfaces.iter().position(ours).filter(|_| router.bypass)?;
-        let check = router.interfaces.get(ingress)?.check;
-        if !router.takes(packet.source, ingress, check) {
-            return None;
-        }
-        let Route::Via(hops) = router.route(packet.destination)? else { return None };
-        let chosen = (u64::from(hash) * hops.len() as u64) >> 32;
-        let hop = hops.get(chosen as usize)?;
-        // Back to where it came from: the router may want to tell the sender (ICMP redirect).
-        let interface =
-            router.interfaces.get(hop.interface).filter(|_| hop.interface != ingress)?;
-
-        // As if it came from the router now.
-        let from = self.port(interface.port).filter(|port| port.up)?;
-        let (dst, src) = (hop.mac, interface.mac);
-        let tag = interface.vlan.map(Tci);
-        let class = from.vlan.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP })?;
-        let table = held.table(&from.fdb);
-        from.observe(interface.port, table, fdb::key(class.fid, src), now_ms);
-        let to = fdb::lookup(table, fdb::key(class.fid, dst))?;
-        let Verdict::Forward { port, edit } = self.unicast(interface.port, from, class, to)? else {
-            return None;
-        };
-        let tag = match edit {
-            VlanEdit::Keep => interface.vlan,
-            VlanEdit::Push(tci) | VlanEdit::Set(tci) => Some(tci.vid()),
-            VlanEdit::Pop => None,
-        };
-        Some((At { port, tag, mac: dst }, interface))
+    fn way_mut(&mut self, route: RouteId) -> Option<&mut Option<Arc<Way>>> {
+        let place = self.routes.get_mut((route.0 as usize).checked_sub(1)?)?;
+        place.is_some().then_some(place)
     }
 }
 
@@ -225,6 +207,10 @@ impl Switch {
     pub const ROUTERS_MAX: usize = 4096;
     /// Interfaces of one router.
     pub const ROUTER_INTERFACES_MAX: usize = 256;
+    /// Routes of one router.
+    pub const ROUTES_MAX: usize = 65536;
+    /// Hops of one route.
+    pub const HOPS_MAX: usize = 256;
 
     /// A router without interfaces and routes, bypassed where it delegates.
     pub fn add_router(&self) -> Result<RouterId, SwitchError> {
@@ -232,21 +218,20 @@ impl Switch {
             bypass: true,
             interfaces: Vec::new(),
             routes: Vec::new(),
+            next_route: 0,
+            total: Arc::default(),
             v4: Arc::default(),
             v6: Arc::default(),
         };
-        self.change_routers(|config| {
-            let routers = &mut config.routers;
-            let place = routers.iter().position(Option::is_none).unwrap_or(routers.len());
-            if place >= Self::ROUTERS_MAX {
-                return Err(SwitchError::TooManyRouters);
-            }
-            routers.resize_with(routers.len().max(place + 1), || None);
-            if let Some(slot) = routers.get_mut(place) {
-                *slot = Some(Arc::new(router));
-            }
-            Ok(RouterId(place as u16))
-        })
+        let mut control = self.control.lock();
+        let mut config = self.next_config();
+        let place = free_place(&mut config.routers, &mut control.next_router, Self::ROUTERS_MAX)
+            .ok_or(SwitchError::TooManyRouters)?;
+        if let Some(slot) = config.routers.get_mut(place) {
+            *slot = Some(Arc::new(router));
+        }
+        self.put_routers_into_force(config);
+        Ok(RouterId(place as u16))
     }
 
     /// Removes a router with all it delegated.
@@ -291,72 +276,131 @@ impl Switch {
             {
                 return Err(SwitchError::PortOfRouter(taken.port));
             }
-            let router = edit(routers, id)?;
-            router.interfaces = interfaces;
+            edit(routers, id)?.interfaces = interfaces;
             Ok(())
         })
     }
 
-    /// A new route; no prefix takes it yet.
+    /// A new route; no prefix takes it yet. Numbers go round: one does not come back at once.
     pub fn add_route(&self, id: RouterId, route: Route) -> Result<RouteId, SwitchError> {
-        check(&route)?;
+        let way = Way::new(route, Arc::default())?;
         self.change_router(id, |router| {
-            router.routes.push(Arc::new(route));
-            let number = router.routes.len() as u32;
-            (number < Lpm::ROUTES_MAX).then_some(RouteId(number)).ok_or(SwitchError::TooManyRoutes)
+            let Router { routes, next_route, .. } = router;
+            let place = free_place(routes, next_route, Self::ROUTES_MAX);
+            let place = place.ok_or(SwitchError::TooManyRoutes)?;
+            if let Some(slot) = routes.get_mut(place) {
+                *slot = Some(way);
+            }
+            Ok(RouteId(place as u32 + 1))
         })
     }
 
-    /// Another way for all prefixes that take a route: when a neighbour changed its address.
+    /// Another way for all prefixes that take a route: when a neighbour changed its address. Counts
+    /// from zero again.
     pub fn change_route(
         &self,
         id: RouterId,
         route: RouteId,
         new: Route,
     ) -> Result<(), SwitchError> {
-        check(&new)?;
         self.change_router(id, |router| {
-            let place = (route.0 as usize).checked_sub(1).and_then(|n| router.routes.get_mut(n));
-            *place.ok_or(SwitchError::NoSuchRoute)? = Arc::new(new);
+            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            let prefixes = slot.as_ref().map(|way| Arc::clone(&way.prefixes));
+            *slot = Some(Way::new(new, prefixes.unwrap_or_default())?);
+            Ok(())
+        })
+    }
+
+    /// Removes a route that no prefix takes.
+    pub fn remove_route(&self, id: RouterId, route: RouteId) -> Result<(), SwitchError> {
+        self.change_router(id, |router| {
+            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            if slot.as_ref().is_some_and(|way| way.prefixes.load(Ordering::Relaxed) > 0) {
+                return Err(SwitchError::RouteInUse);
+            }
+            *slot = None;
             Ok(())
         })
     }
 
     /// Delegates a prefix, by this route from now on.
-    pub fn set_route(
+    pub fn delegate(
         &self,
         id: RouterId,
         prefix: Prefix,
         route: RouteId,
     ) -> Result<(), SwitchError> {
-        self.with_table(id, prefix, |lpm, routes| {
-            if route.0 as usize > routes {
-                return Err(SwitchError::NoSuchRoute);
-            }
-            lpm.insert(prefix, route.0).map(drop).map_err(|_| SwitchError::TooManyRoutes)
-        })
-    }
-
-    /// Withdraws a prefix; returns whether it was delegated.
-    pub fn remove_route(&self, id: RouterId, prefix: Prefix) -> Result<bool, SwitchError> {
-        self.with_table(id, prefix, |lpm, _| {
-            lpm.remove(prefix).map(|old| old.is_some()).map_err(|_| SwitchError::TooManyRoutes)
-        })
-    }
-
-    fn with_table<T>(
-        &self,
-        id: RouterId,
-        prefix: Prefix,
-        change: impl FnOnce(&Lpm, usize) -> Result<T, SwitchError>,
-    ) -> Result<T, SwitchError> {
         let _control = self.control.lock();
         let config = self.config.load();
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-        let lpm = if prefix.is_ipv4() { &router.v4 } else { &router.v6 };
-        let done = change(lpm, router.routes.len());
+        let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
+        let old = router.table(prefix.is_ipv4()).insert(prefix, route.0);
+        let old = old.map_err(|_| SwitchError::TooManyRoutes)?;
+        way.prefixes.fetch_add(1, Ordering::Relaxed);
+        router.left(old);
         self.generations.fetch_add(1, Ordering::AcqRel);
-        done
+        Ok(())
+    }
+
+    /// Withdraws a prefix; returns whether it was delegated. Workers may still use it until they
+    /// have finished the burst they are in.
+    pub fn withdraw(&self, id: RouterId, prefix: Prefix) -> Result<bool, SwitchError> {
+        {
+            let _control = self.control.lock();
+            let config = self.config.load();
+            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+            if let Ok(old) = router.table(prefix.is_ipv4()).remove(prefix) {
+                router.left(old);
+                self.generations.fetch_add(1, Ordering::AcqRel);
+                return Ok(old.is_some());
+            }
+        }
+        // No room to take it out. A new table is without it.
+        self.change_router(id, |router| {
+            let lpm = router.table_mut(prefix.is_ipv4());
+            *lpm = Arc::new(lpm.rebuilt().map_err(|_| SwitchError::TooManyRoutes)?);
+            Ok(true)
+        })
+    }
+
+    /// What went past a router, as far as workers have given account of it.
+    pub fn route_counts(&self, id: RouterId) -> Result<RouteCounts, SwitchError> {
+        let config = self.config.load();
+        let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        let counts = router.routes.iter().zip(1..).filter_map(|(way, number)| {
+            Some((RouteId(number), way.as_ref()?.counts.iter().map(Count::get).collect()))
+        });
+        Ok(RouteCounts { total: router.total.get(), routes: counts.collect() })
+    }
+
+    /// Whether [`Switch::tidy_routers`] is worth while.
+    pub fn is_untidy(&self) -> bool {
+        let config = self.config.load();
+        let mut routers = config.routers.iter().flatten();
+        routers.any(|router| router.v4.is_wasteful() || router.v6.is_wasteful())
+    }
+
+    /// Tables of which most is what withdrawals left behind are made anew: takes seconds for a
+    /// million prefixes, in which other changes go on.
+    pub fn tidy_routers(&self) {
+        let config = self.config.load_full();
+        let routers = config.routers.iter().zip(0..).filter_map(|(r, id)| Some((r.as_ref()?, id)));
+        for ((router, id), is_ipv4) in routers.flat_map(|one| [(one, true), (one, false)]) {
+            let old = router.table(is_ipv4);
+            let changes = old.changes();
+            if !old.is_wasteful() {
+                continue;
+            }
+            let Ok(new) = old.rebuilt() else { continue };
+            // If prefixes changed meanwhile, the next time. The router may be gone.
+            let _ = self.change_router(RouterId(id), |router| {
+                let lpm = router.table_mut(is_ipv4);
+                if Arc::ptr_eq(lpm, old) && lpm.changes() == changes {
+                    *lpm = Arc::new(new);
+                }
+                Ok(())
+            });
+        }
     }
 
     fn change_router<T>(
@@ -367,7 +411,7 @@ impl Switch {
         self.change_routers(|config| change(edit(&mut config.routers, id)?))
     }
 
-    /// Puts other routers into force, and notes at each port whose it is.
+    /// Puts other routers into force.
     fn change_routers<T>(
         &self,
         change: impl FnOnce(&mut Snapshot) -> Result<T, SwitchError>,
@@ -375,9 +419,7 @@ impl Switch {
         let _control = self.control.lock();
         let mut config = self.next_config();
         let done = change(&mut config)?;
-        config.own_ports();
-        self.config.store(Arc::new(config));
-        self.generations.fetch_add(1, Ordering::AcqRel);
+        self.put_routers_into_force(config);
         Ok(done)
     }
 }
@@ -387,19 +429,42 @@ impl Snapshot {
         self.routers.get(usize::from(id.0))?.as_deref()
     }
 
-    /// Notes at each port which router it belongs to.
-    fn own_ports(&mut self) {
-        for port in self.ports.iter_mut().flatten() {
-            port.router = None;
+    /// Counts what took a path.
+    pub(crate) fn count(&self, path: &[Taken], count: HopCount) {
+        for taken in path.iter().filter(|_| count.packets > 0) {
+            let Some(router) = self.router(taken.router) else { continue };
+            router.total.add(count);
+            let way = router.way(taken.route);
+            if let Some(hop) = way.and_then(|way| way.counts.get(usize::from(taken.hop))) {
+                hop.add(count);
+            }
         }
+    }
+
+    /// Notes at each port which router it belongs to, and whether flows matter. Returns the networks
+    /// in which a port became a router's, or is one no longer.
+    pub(crate) fn own_ports(&mut self) -> Vec<(NetworkId, Arc<Fdb>)> {
+        let mut owners = vec![None; self.ports.len()];
         for (number, router) in self.routers.iter().enumerate() {
             for interface in router.iter().flat_map(|router| &router.interfaces) {
-                let port = self.ports.get_mut(usize::from(interface.port.0));
-                if let Some(port) = port.and_then(Option::as_mut) {
-                    port.router = Some(RouterId(number as u16));
+                if let Some(owner) = owners.get_mut(usize::from(interface.port.0)) {
+                    *owner = Some(RouterId(number as u16));
                 }
             }
         }
+        let mut changed: Vec<(NetworkId, Arc<Fdb>)> = Vec::new();
+        let ports = self.ports.iter_mut().zip(owners);
+        for (port, owner) in ports.filter_map(|(port, owner)| Some((port.as_mut()?, owner))) {
+            let is_new = port.router.is_some() != owner.is_some();
+            if is_new && changed.iter().all(|(id, _)| *id != port.network) {
+                changed.push((port.network, Arc::clone(&port.fdb)));
+            }
+            port.router = owner;
+        }
+        let routers = self.routers.iter().flatten();
+        let mut ways = routers.flat_map(|router| router.routes.iter().flatten());
+        self.multipath = ways.any(|way| way.counts.len() > 1);
+        changed
     }
 
     /// A port is gone: what a router had there is not another's who gets its number.
@@ -422,14 +487,6 @@ impl Snapshot {
 fn edit(routers: &mut [Option<Arc<Router>>], id: RouterId) -> Result<&mut Router, SwitchError> {
     let slot = routers.get_mut(usize::from(id.0)).and_then(Option::as_mut);
     slot.map(Arc::make_mut).ok_or(SwitchError::NoSuchRouter(id))
-}
-
-fn check(route: &Route) -> Result<(), SwitchError> {
-    let Route::Via(hops) = route else { return Ok(()) };
-    match hops.iter().find(|hop| hop.mac.is_multicast() || hop.mac.is_zero()) {
-        Some(bad) => Err(SwitchError::NotUnicast(bad.mac)),
-        None => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use guestmem::GuestSlice;
 use packet::eth::ETH_HLEN;
+use packet::route::Packet;
 use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
 use switch::{Cache, DropReason, Flood, PortId, Snapshot, Verdict};
 
@@ -69,6 +70,11 @@ impl Lookup<'_> {
                         egress.send(to, &mut frame, sender.counters);
                         return;
                     }
+                    Verdict::Router { port: to, edit } => {
+                        let to = self.bypass(id, (to, edit), &mut frame);
+                        egress.send(to, &mut frame, sender.counters);
+                        return;
+                    }
                     Verdict::Flood(members) => return self.flood(members, sender, &frame, egress),
                     Verdict::Drop(reason) => reason,
                 }
@@ -76,6 +82,38 @@ impl Lookup<'_> {
             Err(reason) => reason,
         };
         sender.counters.drop(reason, 1);
+    }
+
+    /// Does to a frame for a router's port what the router, and others after it, would do, as far as
+    /// they delegated that; returns where it goes then.
+    #[inline(never)]
+    fn bypass(
+        &mut self,
+        from: PortId,
+        (router, edit): (PortId, VlanEdit),
+        frame: &mut Frame<'_, '_>,
+    ) -> PortId {
+        let Lookup { switch, cache, now_ms, .. } = self;
+        let head = frame.head.bytes();
+        // Routers send on what they received without the padding behind it.
+        let packet = Packet::parse(head, frame.len, &frame.offload)
+            .ok()
+            .filter(|packet| packet.frame_len() == frame.len || frame.len == head.len());
+        let way = packet.and_then(|packet| {
+            let way = cache.route(switch, (from, router, edit), head, &packet, *now_ms)?;
+            Some((packet, way))
+        });
+        let Some((packet, way)) = way else {
+            apply(edit, frame);
+            return router;
+        };
+        if packet.frame_len() < frame.len {
+            frame.len = packet.frame_len();
+            frame.head.truncate(frame.len);
+        }
+        packet.forward(frame.head, way.routers, way.source, way.destination);
+        apply(way.edit, frame);
+        way.port
     }
 
     /// Sends copies to every member. The rest of the frame is fetched from the guest once, so that

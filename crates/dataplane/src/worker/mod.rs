@@ -50,6 +50,9 @@ const HOUSEKEEPING: u32 = 32;
 /// as long as a ring, and a frame that comes meanwhile waits for it.
 const LOOKS: usize = 16;
 
+/// How often routers are given the counts of what bypassed them, at least, milliseconds.
+const SETTLE_MS: u64 = 100;
+
 /// How long a worker sleeps at most while it serves a guest that cannot kick.
 const SILENT_NAP: Duration = Duration::from_micros(100);
 
@@ -58,6 +61,8 @@ const SILENT_NAP: Duration = Duration::from_micros(100);
 pub(crate) enum Command {
     /// The ports have changed; what was sent by the old snapshot has been sent.
     Ports(Arc<PortMap>, oneshot::Sender<Arc<PortMap>>),
+    /// Answered when all frames taken up before have gone where they go.
+    Settle(oneshot::Sender<()>),
     /// Something about a TX queue that is here or comes here.
     Tx(TxId, TxCommand),
     /// Deliver frames to this guest RX queue.
@@ -141,6 +146,8 @@ pub(crate) struct Worker {
     bed: Bed,
     epoch: Instant,
     now_ms: u64,
+    /// When routers were given their counts.
+    settled_ms: u64,
     exit: bool,
 }
 
@@ -181,6 +188,7 @@ impl Worker {
             bed,
             epoch,
             now_ms: 0,
+            settled_ms: 0,
             exit: false,
         })
     }
@@ -266,6 +274,10 @@ impl Worker {
         self.now_ms = since.as_millis() as u64;
         // A worker that never rests is seen to be busy, too.
         self.shared.busy_ns.set(self.pace.busy_ns(since.as_nanos() as u64));
+        if self.now_ms.wrapping_sub(self.settled_ms) >= SETTLE_MS {
+            self.settled_ms = self.now_ms;
+            self.cache.settle(self.switch.snapshot());
+        }
     }
 
     /// Asks the kernel which TAP queues are readable, without waiting.
@@ -308,6 +320,7 @@ impl Worker {
             return;
         }
         let limit = self.settle_for_rest(silent.then_some(SILENT_NAP));
+        self.cache.settle(self.switch.snapshot());
         self.shared.sleeps.add(1);
         self.rest(WorkerState::Asleep, limit);
         // What comes while it polls needs no kick, which would end the next sleep for nothing.
@@ -394,6 +407,10 @@ impl Worker {
                 Command::Ports(ports, done) => {
                     let old = std::mem::replace(&mut self.ports, ports);
                     let _ = done.send(old);
+                }
+                Command::Settle(done) => {
+                    self.cache.settle(self.switch.snapshot());
+                    let _ = done.send(());
                 }
                 Command::Tx(id, command) => self.obey_tx(id, command),
                 Command::StartRx(port, index, queue) => start_rx(&port, index, queue),

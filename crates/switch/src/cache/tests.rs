@@ -13,8 +13,10 @@ fn head(first: u16, tci: u16, inner: u16) -> [u8; 18] {
 #[test]
 fn verdicts_survive_packing() {
     for edit in [VlanEdit::Keep, VlanEdit::Pop, VlanEdit::Push(Tci(4094))] {
-        let verdict = Verdict::Forward { port: PortId(4095), edit };
-        assert_eq!(Packed::pack(verdict).map(Packed::unpack), Some(verdict));
+        let port = PortId(4095);
+        for verdict in [Verdict::Forward { port, edit }, Verdict::Router { port, edit }] {
+            assert_eq!(Packed::pack(verdict).map(Packed::unpack), Some(verdict));
+        }
     }
     for reason in DropReason::ALL {
         let verdict = Verdict::Drop(*reason);
@@ -91,18 +93,18 @@ fn misses_without_hits_put_it_aside_for_a_while() {
     // Few addresses: the misses that make them known are far apart.
     let mut cache = Cache::new(1024);
     for n in 0..=255 {
-        for _ in 0..Cache::WORTHWHILE + 2 {
+        for _ in 0..Worth::WORTHWHILE + 2 {
             assert_eq!(own(&mut cache, &switch, port, n), Verdict::Drop(DropReason::SamePort));
         }
         assert!(!cache.is_bypassed());
     }
-    assert_eq!(cache.hits_and_misses(), (256 * (Cache::WORTHWHILE + 1), 256));
+    assert_eq!(cache.hits_and_misses(), (256 * (Worth::WORTHWHILE + 1), 256));
 
     // Too many for it.
     let mut cache = Cache::new(1);
     let mut frames = (0..=255).cycle();
     let mut next = |cache: &mut Cache| own(cache, &switch, port, frames.next().unwrap());
-    for _ in 0..Cache::WINDOW {
+    for _ in 0..Worth::WINDOW {
         assert!(!cache.is_bypassed());
         next(&mut cache);
     }
@@ -111,9 +113,9 @@ fn misses_without_hits_put_it_aside_for_a_while() {
         assert_eq!(next(&mut cache), Verdict::Drop(DropReason::SamePort));
         aside += 1;
     }
-    assert_eq!(aside, Cache::BYPASSED);
+    assert_eq!(aside, Worth::BYPASSED);
     // Then it is tried again.
-    for _ in 0..Cache::WINDOW * Cache::WORTHWHILE {
+    for _ in 0..Worth::WINDOW * Worth::WORTHWHILE {
         own(&mut cache, &switch, port, 1);
         assert!(!cache.is_bypassed());
     }

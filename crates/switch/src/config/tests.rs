@@ -144,7 +144,7 @@ fn a_trunk_talks_to_access_ports_and_a_second_tag_is_never_uncovered() {
                 Ok(members)
             }
             Verdict::Drop(reason) => Err(reason),
-            Verdict::Forward { .. } => Ok(vec![]),
+            Verdict::Forward { .. } | Verdict::Router { .. } => Ok(vec![]),
         }
     };
     assert_eq!(members(&[]), Ok(vec![(1, VlanEdit::Keep)]));

@@ -1,9 +1,11 @@
+use std::net::Ipv4Addr;
+
 use packet::checksum::Sum;
-use packet::{Checked, Head};
+use packet::{Checked, Head, VlanEdit};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Cache, NetworkConfig, NetworkId, PortConfig, VlanMode};
+use crate::{Cache, NetworkConfig, NotBypassed, PortConfig, Step, Verdict, VlanMode};
 
 const NETWORKS: usize = 4;
 const ROUTERS: usize = 4;
@@ -194,7 +196,7 @@ impl Lab {
             let own: Vec<[u8; 4]> = parts.iter().map(|&(n, _)| address(n, 1, r)).collect();
             let keep = switch.add_route(id, Route::Own).unwrap();
             for own in &own {
-                switch.set_route(id, Prefix::new((*own).into(), 32).unwrap(), keep).unwrap();
+                switch.delegate(id, Prefix::new((*own).into(), 32).unwrap(), keep).unwrap();
             }
             let mut routes = Vec::new();
             for (interface, &(n, _)) in parts.iter().enumerate() {
@@ -209,7 +211,7 @@ impl Lab {
             }
             for (net, len, hop) in &routes {
                 let route = switch.add_route(id, Route::Via(vec![*hop])).unwrap();
-                switch.set_route(id, Prefix::new((*net).into(), *len).unwrap(), route).unwrap();
+                switch.delegate(id, Prefix::new((*net).into(), *len).unwrap(), route).unwrap();
             }
             Model { interfaces, own, routes }
         });
@@ -228,28 +230,32 @@ impl Lab {
         })
     }
 
-    /// Follows a frame to its end, with or without bypasses. Also how often it was in a router.
+    /// Follows a frame to its end, past routers if there is a cache. Also how often it was in a router.
     fn follow(
         &self,
         plan: &Plan,
         mut port: PortId,
         mut frame: Vec<u8>,
-        bypass: bool,
+        mut cache: Option<&mut Cache>,
     ) -> (Fate, usize) {
         let snapshot = self.switch.snapshot();
-        let mut cache = Cache::new(64);
         let (mut passed, mut redirects) = (0, Vec::new());
         for _ in 0..600 {
             let mut head = Head::new();
             head.copy_from(&frame);
-            let verdict = cache.lookup(&snapshot, port, head.bytes(), NOW);
-            let Verdict::Forward { port: mut to, edit } = verdict else {
-                return ((End::Lost("not forwarded"), redirects), passed);
+            let verdict = match &mut cache {
+                Some(cache) => cache.lookup(&snapshot, port, head.bytes(), NOW),
+                None => snapshot.lookup(port, head.bytes(), NOW),
+            };
+            let (mut to, edit, router) = match verdict {
+                Verdict::Forward { port, edit } => (port, edit, false),
+                Verdict::Router { port, edit } => (port, edit, true),
+                _ => return ((End::Lost("not forwarded"), redirects), passed),
             };
             let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
-            let routed = cache
-                .route(&snapshot, (to, edit), head.bytes(), &packet, NOW)
-                .filter(|way| bypass && packet.hops > way.routers && packet.fits(way.mtu));
+            let routed = cache.as_mut().filter(|_| router).and_then(|cache| {
+                cache.route(&snapshot, (port, to, edit), head.bytes(), &packet, NOW)
+            });
             let rest = frame[head.len()..packet.frame_len().max(head.len())].to_vec();
             match routed {
                 Some(way) => {
@@ -318,6 +324,7 @@ proptest! {
         ),
     ) {
         let lab = Lab::new(&plan);
+        let (mut cache, mut bypassed) = (Cache::new(64), 0);
         for ((n, from), router, (to, third), ttl, len) in packets {
             let Some(number) = plan.routers[router].iter().position(|(network, _)| *network == n) else {
                 continue;
@@ -327,11 +334,24 @@ proptest! {
             // The host's own, a router's, or nobody's.
             let from = [address(n, 0, 1), address(n, 1, router), [172, 16, 0, 1]][from];
             let packet = frame(gateway, source, None, from, address(to, third, 1), ttl, len);
-            let (slow, through) = lab.follow(&plan, port, packet.clone(), false);
-            let (fast, fewer) = lab.follow(&plan, port, packet, true);
-            prop_assert_eq!(fast, slow);
-            prop_assert!(fewer <= through);
+            let (slow, through) = lab.follow(&plan, port, packet.clone(), None);
+            // Worked out, and remembered.
+            for _ in 0..3 {
+                let (fast, fewer) = lab.follow(&plan, port, packet.clone(), Some(&mut cache));
+                prop_assert_eq!(&fast, &slow);
+                prop_assert!(fewer <= through);
+                bypassed += through - fewer;
+            }
         }
+        cache.settle(&lab.switch.snapshot());
+        let counted = (0..ROUTERS).map(|r| {
+            let RouteCounts { total, routes } = lab.switch.route_counts(RouterId(r as u16)).unwrap();
+            let hops = routes.iter().flat_map(|(_, hops)| hops);
+            assert_eq!(hops.map(|hop| hop.packets).sum::<u64>(), total.packets);
+            assert!(total.bytes >= 54 * total.packets);
+            total.packets
+        });
+        prop_assert_eq!(counted.sum::<u64>(), bypassed as u64);
     }
 }
 
@@ -360,15 +380,18 @@ fn ping(lab: &Lab) -> (PortId, Vec<u8>) {
 fn what_ends_a_bypass() {
     let bypassed = |change: &dyn Fn(&Lab)| {
         let (plan, lab) = pair();
-        change(&lab);
         let (port, packet) = ping(&lab);
-        let ((end, _), passed) = lab.follow(&plan, port, packet, true);
+        let mut cache = Cache::new(64);
+        let ((before, _), passed) = lab.follow(&plan, port, packet.clone(), Some(&mut cache));
+        assert!(passed == 0 && matches!(before, End::Delivered(..)));
+        change(&lab);
+        let ((end, _), passed) = lab.follow(&plan, port, packet, Some(&mut cache));
         (passed == 0 && matches!(end, End::Delivered(port, _) if port == lab.hosts[1].0), end)
     };
     assert!(bypassed(&|_| {}).0);
     let (id, to) = (RouterId(0), Prefix::new(address(1, 0, 1).into(), 32).unwrap());
     assert!(!bypassed(&|lab| lab.switch.set_bypass(id, false).unwrap()).0);
-    assert!(!bypassed(&|lab| assert!(lab.switch.remove_route(id, to).unwrap())).0);
+    assert!(!bypassed(&|lab| assert!(lab.switch.withdraw(id, to).unwrap())).0);
     assert!(!bypassed(&|lab| lab.switch.remove_router(id).unwrap()).0);
     assert!(!bypassed(&|lab| lab.switch.set_interfaces(id, Vec::new()).unwrap()).0);
     let egress = |lab: &Lab| lab.routers[0].interfaces[1].port;
@@ -403,6 +426,86 @@ fn what_ends_a_bypass() {
 }
 
 #[test]
+fn what_begins_a_bypass() {
+    let (plan, lab) = pair();
+    let (port, packet) = ping(&lab);
+    let mut cache = Cache::new(64);
+    let mut bypassed = || lab.follow(&plan, port, packet.clone(), Some(&mut cache)).1 == 0;
+    let (switch, id) = (&lab.switch, RouterId(0));
+    assert!(bypassed());
+    let interfaces = lab.routers[0].interfaces.clone();
+    switch.set_interfaces(id, Vec::new()).unwrap();
+    assert!(!bypassed());
+    switch.set_interfaces(id, interfaces).unwrap();
+    assert!(bypassed());
+    switch.set_bypass(id, false).unwrap();
+    assert!(!bypassed());
+    switch.set_bypass(id, true).unwrap();
+    assert!(bypassed());
+    let (to, route) = (Prefix::new(address(1, 0, 1).into(), 32).unwrap(), RouteId(3));
+    assert!(switch.withdraw(id, to).unwrap());
+    assert!(!bypassed());
+    switch.delegate(id, to, route).unwrap();
+    assert!(bypassed());
+}
+
+#[test]
+fn a_table_full_of_what_was_is_made_anew() {
+    let (plan, lab) = pair();
+    let (switch, id) = (&lab.switch, RouterId(0));
+    let prefixes =
+        || (0..20_000u32).map(|n| Prefix::new(Ipv4Addr::from(n << 8 | 7 << 28).into(), 30));
+    for prefix in prefixes().flatten() {
+        switch.delegate(id, prefix, RouteId(2)).unwrap();
+    }
+    assert!(!switch.is_untidy());
+    for prefix in prefixes().flatten() {
+        assert!(switch.withdraw(id, prefix).unwrap());
+    }
+    assert!(switch.is_untidy());
+    switch.tidy_routers();
+    assert!(!switch.is_untidy());
+    let (port, packet) = ping(&lab);
+    assert_eq!(lab.follow(&plan, port, packet, Some(&mut Cache::new(64))).1, 0);
+}
+
+#[test]
+fn it_is_told_step_by_step() {
+    let (_, lab) = pair();
+    let (port, packet) = ping(&lab);
+    let snapshot = lab.switch.snapshot();
+    let parse = |frame: &[u8]| Packet::parse(frame, frame.len(), &Checked::PLAIN);
+    let steps = snapshot.explain(port, &packet, parse(&packet), NOW);
+    let interfaces = &lab.routers[0].interfaces;
+    let (first, last) = (interfaces[0], interfaces[1]);
+    let to = (lab.hosts[1].0, mac(1, 0, 1));
+    let bypassed = Step::Bypassed {
+        router: RouterId(0),
+        ingress: 0,
+        prefix: Prefix::new(address(1, 0, 1).into(), 32).unwrap(),
+        route: RouteId(3),
+        hop: 0,
+        egress: 1,
+        addresses: (last.mac, to.1),
+        port: to.0,
+    };
+    let switched = Verdict::Router { port: first.port, edit: VlanEdit::Keep };
+    assert_eq!(steps, [Step::Switched(port, switched), bypassed.clone(), Step::Leaves(to.0)]);
+
+    let with = |ttl, len, to| {
+        let frame = frame(first.mac, mac(0, 0, 1), None, address(0, 0, 1), to, ttl, len);
+        snapshot.explain(port, &frame, parse(&frame), NOW)[1..].to_vec()
+    };
+    let refused = |why| Step::ToRouter(RouterId(0), why);
+    let there = address(1, 0, 1);
+    assert_eq!(with(1, 100, there), [bypassed.clone(), refused(NotBypassed::Hops)]);
+    assert_eq!(with(64, 1501, there), [bypassed, refused(NotBypassed::Mtu)]);
+    assert_eq!(with(64, 100, address(9, 0, 1)), [refused(NotBypassed::NoRoute)]);
+    assert_eq!(with(64, 100, address(1, 1, 0)), [refused(NotBypassed::Own)]);
+    assert_eq!(with(64, 100, address(0, 0, 1)), [refused(NotBypassed::Redirect)]);
+}
+
+#[test]
 fn what_is_refused() {
     let (_, lab) = pair();
     let (switch, id) = (&lab.switch, RouterId(0));
@@ -418,10 +521,18 @@ fn what_is_refused() {
     let hop = NextHop { interface: 0, mac: group };
     assert_eq!(switch.add_route(id, Route::Via(vec![hop])), Err(SwitchError::NotUnicast(group)));
     let prefix = Prefix::new(address(1, 0, 0).into(), 24).unwrap();
-    assert_eq!(switch.set_route(id, prefix, RouteId(99)), Err(SwitchError::NoSuchRoute));
-    assert_eq!(switch.remove_route(id, prefix), Ok(false));
+    assert_eq!(switch.delegate(id, prefix, RouteId(99)), Err(SwitchError::NoSuchRoute));
+    assert_eq!(switch.withdraw(id, prefix), Ok(false));
     assert_eq!(switch.remove_router(RouterId(7)), Err(SwitchError::NoSuchRouter(RouterId(7))));
-    // Numbers are given again.
+    let many = vec![NextHop { interface: 0, mac: mac(0, 0, 1) }; Switch::HOPS_MAX + 1];
+    assert_eq!(switch.add_route(id, Route::Via(many)), Err(SwitchError::TooManyHops));
+    let route = switch.add_route(id, Route::Own).unwrap();
+    switch.delegate(id, prefix, route).unwrap();
+    assert_eq!(switch.remove_route(id, route), Err(SwitchError::RouteInUse));
+    assert_eq!(switch.withdraw(id, prefix), Ok(true));
+    assert_eq!(switch.remove_route(id, route), Ok(()));
+    assert_eq!(switch.remove_route(id, route), Err(SwitchError::NoSuchRoute));
+    assert_ne!(switch.add_route(id, Route::Own), Ok(route), "a number does not come back at once");
     switch.remove_router(other).unwrap();
-    assert_eq!(switch.add_router(), Ok(other));
+    assert_ne!(switch.add_router(), Ok(other), "nor does a router's");
 }

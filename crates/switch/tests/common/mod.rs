@@ -69,7 +69,9 @@ pub(crate) fn outcome(snapshot: &Snapshot, verdict: Verdict, frame: &Frame) -> O
     };
     match verdict {
         Verdict::Drop(reason) => Outcome::Drop(reason),
-        Verdict::Forward { port, edit } => Outcome::Forward(port, edited(edit)),
+        Verdict::Forward { port, edit } | Verdict::Router { port, edit } => {
+            Outcome::Forward(port, edited(edit))
+        }
         Verdict::Flood(flood) => {
             let members: Vec<_> = snapshot.flood(flood).map(|m| (m.port, edited(m.edit))).collect();
             let map: BTreeMap<_, _> = members.iter().cloned().collect();

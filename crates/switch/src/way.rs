@@ -1,0 +1,360 @@
+//! The way of a packet through routers that are bypassed.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use packet::eth::{ETH_P_IP, Eth};
+use packet::route::{Packet, Unroutable};
+use packet::{Mac, Tci, VlanEdit};
+
+use crate::config::Snapshot;
+use crate::fdb::{self, Held};
+use crate::lpm::Prefix;
+use crate::memo::Arrival;
+use crate::router::{Router, RouterInterface, SourceCheck, Way};
+use crate::{DropReason, PortId, Route, RouteId, RouterId, Verdict};
+
+/// What becomes of a packet that bypasses routers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routed {
+    /// Where it goes.
+    pub port: PortId,
+    /// What to do with the tag of the frame as it came.
+    pub edit: VlanEdit,
+    /// New source address: of the last router.
+    pub source: Mac,
+    /// New destination address.
+    pub destination: Mac,
+    /// So many routers were bypassed. A packet with no more hops than that goes to the first.
+    pub routers: u8,
+    /// Longest packet that all of them would have sent on: a longer one goes to the first.
+    pub(crate) mtu: usize,
+}
+
+/// Why a packet goes to a router instead of past it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotBypassed {
+    /// Not a packet that a router forwards by its destination alone.
+    #[error("{}", unroutable(*.0))]
+    Packet(Unroutable),
+    /// Switched off.
+    #[error("its bypass is switched off")]
+    Off,
+    /// Not for one of its interfaces.
+    #[error("the frame is for none of the interfaces it told of")]
+    Interface,
+    /// Its reverse-path filter.
+    #[error("the source fails its reverse-path filter, or is an address of its own")]
+    Source,
+    /// Not delegated.
+    #[error("it has not delegated the destination")]
+    NoRoute,
+    /// Its own.
+    #[error("the destination is an address of its own, or one that it keeps for itself")]
+    Own,
+    /// No neighbour.
+    #[error("it has to find out the next hop's address, or deals with these packets itself")]
+    NoNextHop,
+    /// Out by where it came in.
+    #[error("it would send the packet back by the interface it came by, and may tell the sender")]
+    Redirect,
+    /// What its frame would meet.
+    #[error("its frame would not be forwarded: {}", .0.help())]
+    Dropped(DropReason),
+    /// Its frame would go everywhere.
+    #[error("nobody has been seen with the next hop's address")]
+    Unknown,
+    /// No more hops.
+    #[error("the packet may not pass that many routers: one of them has to answer")]
+    Hops,
+    /// Too long.
+    #[error("the packet is longer than an MTU on its way")]
+    Mtu,
+    /// After so many it is enough.
+    #[error("it is the last of the most routers that are bypassed at once")]
+    TooMany,
+}
+
+fn unroutable(why: Unroutable) -> &'static str {
+    match why {
+        Unroutable::NotIp => "not an IP packet",
+        Unroutable::Malformed => "its header is wrong",
+        Unroutable::Options => "it has options that a router must look at",
+        Unroutable::Address => "one of its addresses is never forwarded",
+    }
+}
+
+/// A step of a packet, as [`Snapshot::explain`] tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The frame came in there, and the switch decided this.
+    Switched(PortId, Verdict),
+    /// It bypassed a router.
+    Bypassed {
+        /// The router.
+        router: RouterId,
+        /// Number of the interface it would have come to.
+        ingress: usize,
+        /// What was delegated.
+        prefix: Prefix,
+        /// By which route.
+        route: RouteId,
+        /// Number of the hop of the route.
+        hop: usize,
+        /// Number of the interface the router would have sent it from.
+        egress: usize,
+        /// New source and destination address.
+        addresses: (Mac, Mac),
+        /// Where the frame is then.
+        port: PortId,
+    },
+    /// It goes to this router.
+    ToRouter(RouterId, NotBypassed),
+    /// With these routers bypassed it leaves by this port.
+    Leaves(PortId),
+}
+
+/// Where a frame is: behind which port, with which tag, for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub(crate) port: PortId,
+    pub(crate) tag: Option<u16>,
+    pub(crate) mac: Mac,
+}
+
+/// One hop of a route of a router: what is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) router: RouterId,
+    pub(crate) hop: u16,
+    pub(crate) route: RouteId,
+}
+
+/// All that were taken.
+pub(crate) type Path = ArrayVec<Taken, { Snapshot::BYPASSED_MAX }>;
+
+/// A router that was passed.
+struct Pass<'a> {
+    taken: Taken,
+    ingress: usize,
+    egress: usize,
+    interface: &'a RouterInterface,
+    /// Where the packet is then.
+    at: At,
+}
+
+impl Routed {
+    /// Whether every router on the way would have sent the packet on.
+    #[inline]
+    pub(crate) fn takes(&self, packet: &Packet) -> bool {
+        packet.hops > self.routers && packet.fits(self.mtu)
+    }
+}
+
+impl Router {
+    fn route(&self, address: IpAddr) -> Option<(RouteId, &Way)> {
+        let number = self.table(address.is_ipv4()).look_up(address);
+        let way = self.routes.get((number as usize).checked_sub(1)?)?;
+        way.as_deref().map(|way| (RouteId(number), way))
+    }
+
+    /// Whether it forwards packets from this source that came by this interface.
+    fn takes(&self, source: IpAddr, number: usize, check: SourceCheck) -> bool {
+        match (check, self.route(source).map(|(_, way)| &way.route)) {
+            (_, Some(Route::Own)) => false,
+            (SourceCheck::Off, _) => true,
+            (SourceCheck::Loose, route) => route.is_some(),
+            (SourceCheck::Strict, Some(Route::Via(hops))) => {
+                hops.iter().any(|hop| hop.interface == number)
+            }
+            (SourceCheck::Strict, None) => false,
+        }
+    }
+}
+
+impl Snapshot {
+    /// The most routers that one packet bypasses at once.
+    pub const BYPASSED_MAX: usize = 16;
+
+    /// The way of a packet, and what it takes; `None` if it ends where it is.
+    pub(crate) fn way(
+        &self,
+        arrival: &Arrival<'_>,
+        now_ms: u64,
+        held: &mut Held,
+    ) -> (Option<Routed>, Path) {
+        let Arrival { mut at, tagged, packet, hash, .. } = *arrival;
+        let (mut way, mut path, mut mtu) = (None, Path::new(), usize::MAX);
+        while !path.is_full()
+            && let Some(Ok(pass)) = self.pass(at, packet, hash, now_ms, held)
+        {
+            path.push(pass.taken);
+            mtu = mtu.min(pass.interface.mtu);
+            at = pass.at;
+            let edit = match (tagged, at.tag) {
+                (false, None) => VlanEdit::Keep,
+                (false, Some(vid)) => VlanEdit::Push(Tci(vid)),
+                (true, None) => VlanEdit::Pop,
+                (true, Some(vid)) => VlanEdit::Set(Tci(vid)),
+            };
+            let (source, destination) = (pass.interface.mac, at.mac);
+            let routers = path.len() as u8;
+            way = Some(Routed { port: at.port, edit, source, destination, routers, mtu });
+        }
+        (way, path)
+    }
+
+    /// Through one router; `None`: there is none.
+    fn pass(
+        &self,
+        at: At,
+        packet: &Packet,
+        hash: u32,
+        now_ms: u64,
+        held: &mut Held,
+    ) -> Option<Result<Pass<'_>, NotBypassed>> {
+        let id = self.port(at.port)?.router?;
+        let router = self.router(id)?;
+        Some(self.pass_router(id, router, at, packet, hash, now_ms, held))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what is known of the packet")]
+    fn pass_router<'a>(
+        &'a self,
+        id: RouterId,
+        router: &'a Router,
+        at: At,
+        packet: &Packet,
+        hash: u32,
+        now_ms: u64,
+        held: &mut Held,
+    ) -> Result<Pass<'a>, NotBypassed> {
+        if !router.bypass {
+            return Err(NotBypassed::Off);
+        }
+        let ours = |interface: &RouterInterface| {
+            interface.port == at.port && interface.vlan == at.tag && interface.mac == at.mac
+        };
+        let ingress = router.interfaces.iter().position(ours).ok_or(NotBypassed::Interface)?;
+        let check = router.interfaces.get(ingress).map(|interface| interface.check);
+        if !router.takes(packet.source, ingress, check.unwrap_or_default()) {
+            return Err(NotBypassed::Source);
+        }
+        let (number, way) = router.route(packet.destination).ok_or(NotBypassed::NoRoute)?;
+        let Route::Via(hops) = &way.route else { return Err(NotBypassed::Own) };
+        let chosen = (u64::from(hash) * hops.len() as u64) >> 32;
+        let hop = hops.get(chosen as usize).ok_or(NotBypassed::NoNextHop)?;
+        // Back to where it came from: the router may want to tell the sender (ICMP redirect).
+        if hop.interface == ingress {
+            return Err(NotBypassed::Redirect);
+        }
+        let interface = router.interfaces.get(hop.interface).ok_or(NotBypassed::NoNextHop)?;
+
+        // As if it came from the router now.
+        let down = NotBypassed::Dropped(DropReason::PortDown);
+        let from = self.port(interface.port).filter(|port| port.up).ok_or(down)?;
+        let (dst, src) = (hop.mac, interface.mac);
+        let tag = interface.vlan.map(Tci);
+        let class = from.vlan.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP });
+        let class = class.ok_or(NotBypassed::Dropped(DropReason::VlanNotAllowed))?;
+        let table = held.table(&from.fdb);
+        from.observe(interface.port, table, fdb::key(class.fid, src), now_ms);
+        let to = fdb::lookup(table, fdb::key(class.fid, dst)).ok_or(NotBypassed::Unknown)?;
+        let (port, edit) = match self.unicast(interface.port, from, class, to) {
+            Some(Verdict::Forward { port, edit } | Verdict::Router { port, edit }) => (port, edit),
+            Some(Verdict::Drop(reason)) => return Err(NotBypassed::Dropped(reason)),
+            Some(Verdict::Flood(_)) | None => return Err(NotBypassed::Unknown),
+        };
+        let tag = after(edit, interface.vlan);
+        let taken = Taken { router: id, hop: chosen as u16, route: number };
+        let at = At { port, tag, mac: dst };
+        Ok(Pass { taken, ingress, egress: hop.interface, interface, at })
+    }
+
+    /// What becomes of a frame from a port, step by step: `head` is its beginning, and `packet` what
+    /// is in it. Learns its source, as the frame itself would.
+    pub fn explain(
+        &self,
+        in_port: PortId,
+        head: &[u8],
+        packet: Result<Packet, Unroutable>,
+        now_ms: u64,
+    ) -> Vec<Step> {
+        let held = &mut Held::default();
+        let verdict = self.decide(in_port, head, now_ms, held).verdict;
+        let mut steps = vec![Step::Switched(in_port, verdict)];
+        let Verdict::Router { port, edit } = verdict else { return steps };
+        let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return steps };
+        let Some(first) = self.port(port).and_then(|port| port.router) else { return steps };
+        let packet = match packet {
+            Ok(packet) => packet,
+            Err(why) => {
+                steps.push(Step::ToRouter(first, NotBypassed::Packet(why)));
+                return steps;
+            }
+        };
+        let hash = packet::flow_hash(head);
+        let mut at = At { port, tag: after(edit, tag(head)), mac };
+        let (mut routers, mut mtu) = (0, usize::MAX);
+        loop {
+            let pass = match self.pass(at, &packet, hash, now_ms, held) {
+                Some(Ok(pass)) => pass,
+                Some(Err(why)) => {
+                    let id = self.port(at.port).and_then(|port| port.router).unwrap_or(first);
+                    steps.push(Step::ToRouter(id, why));
+                    break;
+                }
+                None => break,
+            };
+            if routers == Self::BYPASSED_MAX {
+                steps.push(Step::ToRouter(pass.taken.router, NotBypassed::TooMany));
+                break;
+            }
+            routers += 1;
+            mtu = mtu.min(pass.interface.mtu);
+            at = pass.at;
+            let prefix = self.router(pass.taken.router).and_then(|router| {
+                let lpm: &Arc<_> = router.table(packet.destination.is_ipv4());
+                lpm.find(packet.destination)
+            });
+            let Some((prefix, _)) = prefix else { break };
+            steps.push(Step::Bypassed {
+                router: pass.taken.router,
+                ingress: pass.ingress,
+                prefix,
+                route: pass.taken.route,
+                hop: pass.taken.hop.into(),
+                egress: pass.egress,
+                addresses: (pass.interface.mac, at.mac),
+                port: at.port,
+            });
+        }
+        if routers > 0 {
+            let all = if usize::from(packet.hops) <= routers {
+                Err(NotBypassed::Hops)
+            } else if !packet.fits(mtu) {
+                Err(NotBypassed::Mtu)
+            } else {
+                Ok(Step::Leaves(at.port))
+            };
+            steps.push(all.unwrap_or_else(|why| Step::ToRouter(first, why)));
+        }
+        steps
+    }
+}
+
+/// The tag of a frame, if it has one.
+pub(crate) fn tag(head: &[u8]) -> Option<u16> {
+    packet::eth::vlan_tag(head).map(Tci::vid)
+}
+
+/// The tag after an edit.
+pub(crate) fn after(edit: VlanEdit, tag: Option<u16>) -> Option<u16> {
+    match edit {
+        VlanEdit::Keep => tag,
+        VlanEdit::Push(tci) | VlanEdit::Set(tci) => Some(tci.vid()),
+        VlanEdit::Pop => None,
+    }
+}
