@@ -59,6 +59,7 @@ impl Lab {
             mac: packet::Mac(address(number)),
             mtu: 1500,
             check: SourceCheck::Off,
+            check_v6: SourceCheck::Off,
         };
         host.set_interfaces(id, vec![interface(1, R0), interface(2, R1)]).unwrap();
         let hop = NextHop { interface: 1, mac: packet::Mac(address(B)) };

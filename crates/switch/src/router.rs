@@ -37,8 +37,10 @@ pub struct RouterInterface {
     pub mac: Mac,
     /// Longest packet it sends, bytes.
     pub mtu: usize,
-    /// What it asks of the sources of packets it gets.
+    /// What it asks of the sources of IPv4 packets it gets.
     pub check: SourceCheck,
+    /// What it asks of the sources of IPv6 packets it gets.
+    pub check_v6: SourceCheck,
 }
 
 /// Reverse-path filtering (RFC 3704; `rp_filter` of Linux).
@@ -51,6 +53,8 @@ pub enum SourceCheck {
     Loose,
     /// The source's route leads back to where the packet came from.
     Strict,
+    /// No source will do: packets of this version of IP go to the router.
+    Closed,
 }
 
 /// The machine a packet is sent to next.

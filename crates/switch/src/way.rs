@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use packet::eth::{ETH_P_IP, Eth};
+use packet::ip::Version;
 use packet::route::{Packet, Unroutable};
 use packet::{Mac, Tci, VlanEdit};
 
@@ -163,7 +164,7 @@ impl Router {
     /// Whether it forwards packets from this source that came by this interface.
     fn takes(&self, source: IpAddr, number: usize, check: SourceCheck) -> bool {
         match (check, self.route(source).map(|(_, way)| &way.route)) {
-            (_, Some(Route::Own)) => false,
+            (SourceCheck::Closed, _) | (_, Some(Route::Own)) => false,
             (SourceCheck::Off, _) => true,
             (SourceCheck::Loose, route) => route.is_some(),
             (SourceCheck::Strict, Some(Route::Via(hops))) => {
@@ -238,7 +239,10 @@ impl Snapshot {
             interface.port == at.port && interface.vlan == at.tag && interface.mac == at.mac
         };
         let ingress = router.interfaces.iter().position(ours).ok_or(NotBypassed::Interface)?;
-        let check = router.interfaces.get(ingress).map(|interface| interface.check);
+        let check = router.interfaces.get(ingress).map(|interface| match packet.version {
+            Version::V4 => interface.check,
+            Version::V6 => interface.check_v6,
+        });
         if !router.takes(packet.source, ingress, check.unwrap_or_default()) {
             return Err(NotBypassed::Source);
         }

@@ -130,7 +130,7 @@ impl Model {
             SourceCheck::Off => {}
             SourceCheck::Loose if back.is_some() => {}
             SourceCheck::Strict if back.is_some_and(|(.., hop)| hop.interface == number) => {}
-            SourceCheck::Loose | SourceCheck::Strict => return die("source"),
+            SourceCheck::Loose | SourceCheck::Strict | SourceCheck::Closed => return die("source"),
         }
         let Some((.., hop)) = find(to) else { return die("no route") };
         if ttl <= 1 {
@@ -188,7 +188,9 @@ impl Lab {
                     let port = port(n, plan.vlans[n].map_or(VlanMode::None, mode));
                     let vlan = plan.vlans[n];
                     learn(port, mac(n, 1, r), vlan);
-                    RouterInterface { port, vlan, mac: mac(n, 1, r), mtu, check: plan.checks[r] }
+                    let (mac, check) = (mac(n, 1, r), plan.checks[r]);
+                    let check_v6 = SourceCheck::Closed;
+                    RouterInterface { port, vlan, mac, mtu, check, check_v6 }
                 })
                 .collect();
             switch.set_interfaces(id, interfaces.clone()).unwrap();
@@ -288,7 +290,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     let vlans = prop::array::uniform4(prop_oneof![Just(None), Just(Some(10)), Just(Some(20))]);
     let mtu = prop_oneof![4 => Just(1500usize), 1 => Just(576)];
     let check = prop_oneof![
-        3 => Just(SourceCheck::Off), 1 => Just(SourceCheck::Loose), 1 => Just(SourceCheck::Strict)
+        3 => Just(SourceCheck::Off), 1 => Just(SourceCheck::Loose), 1 => Just(SourceCheck::Strict),
+        1 => Just(SourceCheck::Closed)
     ];
     let routers =
         prop::collection::vec(prop::collection::btree_map(0..NETWORKS, mtu, 2..4), ROUTERS);
