@@ -92,7 +92,7 @@ pub struct Welcome {
 }
 
 /// What one router may delegate at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Limits {
     /// Interfaces.
     pub interfaces: u32,
@@ -146,7 +146,7 @@ pub struct Interface {
 }
 
 /// Reverse-path filtering (`rp_filter`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceCheck {
     /// None.
@@ -305,7 +305,7 @@ pub struct Counters {
 /// Answer to [`Counters`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// Those that were used, since their numbers were first set; by number, as many as fit a line.
+    /// Those that were used, since they were last changed; by number, as many as fit a line.
     pub nexthops: Vec<CountedNextHop>,
     /// There are more: ask again, after the last number.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

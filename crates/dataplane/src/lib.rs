@@ -34,6 +34,6 @@ pub use status::{
     WorkerStatus,
 };
 pub use switch::{
-    DropReason, HopCount, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route, RouteCounts,
+    DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route, RouteCounts,
     RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
 };
