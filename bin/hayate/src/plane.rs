@@ -3,6 +3,10 @@
 //! Called by the registry on the daemon's control thread. Handles are not checked here: whoever
 //! holds one has not given it back yet.
 
+mod router;
+
+pub(crate) use router::{Gone, PlaneRouter};
+
 use api::{Mac, PortState, Timestamp};
 use dataplane::{DropReason, Host, NetworkSpec, Options, PortSpec, TapSpec, VhostSpec, VlanMode};
 use std::error::Error;

@@ -7,7 +7,7 @@
 
 use api::{Name, NetworkConfig, PortConfig, VmConfig};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,9 @@ pub(crate) struct State {
     pub(crate) networks: BTreeMap<Name, NetworkConfig>,
     pub(crate) vms: BTreeMap<Name, VmConfig>,
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+    /// VMs whose routers are not to be bypassed, declared at run time or in the configuration file.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) bypass_off: BTreeSet<Name>,
 }
 
 /// Why the state could not be read or written.

@@ -24,7 +24,8 @@ fn refused(daemon: &Daemon, request: (&str, &str, &str), status: u16, code: &str
 fn the_description_matches_what_answers() {
     let daemon = Daemon::start(&[]);
     assert_eq!(daemon.http("PUT", "/v1/networks/x", "{}").0, 201);
-    assert_eq!(daemon.http("PUT", "/v1/vms/x", "{}").0, 201);
+    let vm = format!("{{\"channel\":\"{}\"}}", daemon.run_dir.join("x.sock").display());
+    assert_eq!(daemon.http("PUT", "/v1/vms/x", &vm).0, 201);
     let port = r#"{"network":"x","kind":"vhost"}"#;
     assert_eq!(daemon.http("PUT", "/v1/ports/x", port).0, 201);
     let document = document();
@@ -47,7 +48,7 @@ fn the_description_matches_what_answers() {
         // A method that is not described is refused, and not as an unknown path.
         refused(&daemon, ("PATCH", &path, ""), 405, "no-such-method");
     }
-    assert_eq!(operations, 21);
+    assert_eq!(operations, 25);
 }
 
 /// Checks types, required fields and that nothing is there that is not described.

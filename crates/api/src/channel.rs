@@ -28,6 +28,8 @@ pub const PROTOCOL: u32 = 1;
 pub const PORT_NAME: &str = "org.hayate.0";
 /// Longest line in either direction, bytes, with its newline.
 pub const LINE_MAX: usize = 64 * 1024;
+/// Neighbours of one next hop at most.
+pub const HOPS_MAX: usize = 64;
 /// A delegation ends so long after the agent was last heard, unless it asks for another time.
 pub const LEASE_DEFAULT_MS: u32 = 3000;
 /// Shortest and longest lease.
@@ -85,12 +87,12 @@ pub struct Welcome {
     pub lease_ms: u32,
     /// What this router may delegate.
     pub limits: Limits,
-    /// Its ports.
+    /// Its ports, as many as a router may have interfaces.
     pub ports: Vec<ChannelPort>,
 }
 
 /// What one router may delegate at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Limits {
     /// Interfaces.
     pub interfaces: u32,
@@ -136,7 +138,7 @@ pub struct Interface {
     /// VLAN id (1 to 4094) of an interface like `eth0.10`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// Longest packet, bytes.
+    /// Longest packet, bytes, 68 or more.
     pub mtu: u32,
     /// What it asks of the sources of IPv4 packets it gets.
     #[serde(default)]
@@ -147,7 +149,7 @@ pub struct Interface {
 }
 
 /// Reverse-path filtering (`rp_filter`), of one version of IP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceCheck {
     /// None.
@@ -210,8 +212,8 @@ pub struct NextHop {
 pub enum To {
     /// They go to the router, and packets from these addresses do too: its own addresses.
     Own,
-    /// They are sent by one of these, the same for all packets of a flow. With none, they go to the
-    /// router: it has to find out the neighbour's address first.
+    /// They are sent by one of these ([`HOPS_MAX`]), the same for all packets of a flow. With none,
+    /// they go to the router: it has to find out the neighbour's address first.
     Via(Vec<Hop>),
 }
 
@@ -289,6 +291,7 @@ pub struct Lease {
     /// Milliseconds until it ends.
     pub lease_ms: u32,
     /// The lease had ended, or the daemon gave up what was delegated: the agent says all of it anew.
+    /// Until it was told so, other requests are refused ([`Refusal::Lost`]).
     pub lost: bool,
     /// Where the interfaces are, if that has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -298,13 +301,20 @@ pub struct Lease {
 /// Asks what passed the router by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Counters {}
+pub struct Counters {
+    /// Only the numbers above this one: to go on where an answer with [`Counted::more`] ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u32>,
+}
 
 /// Answer to [`Counters`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
-    /// Those that were used, since their numbers were first set.
+    /// Those that were used, since they were last changed; by number, as many as fit a line.
     pub nexthops: Vec<CountedNextHop>,
+    /// There are more: ask again, after the last number.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
 }
 
 /// What went one way.

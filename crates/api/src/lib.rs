@@ -19,6 +19,7 @@ mod name;
 mod network;
 mod port;
 mod ranges;
+mod router;
 mod size;
 mod text;
 mod time;
@@ -34,6 +35,10 @@ pub use network::{FdbEntry, Network, NetworkConfig};
 pub use port::{
     BadModeration, DEFAULT_QUEUES, MAX_QUEUES, Moderation, Offload, Origin, Port, PortConfig,
     PortKind, PortState, PortStats, Queue, SocketMode, Traffic, Wrong,
+};
+pub use router::{
+    Bypass, Router, RouterDetail, RouterHop, RouterInterface, RouterNextHop, RouterPrefix,
+    RouterPrefixes,
 };
 pub use size::{BadSize, MemorySize};
 pub use time::{BadTimestamp, Timestamp};

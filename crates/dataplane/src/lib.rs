@@ -35,6 +35,6 @@ pub use status::{
     WorkerStatus,
 };
 pub use switch::{
-    By, DropReason, HopCount, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route, RouteCounts,
-    RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
+    By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,
+    RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
 };

@@ -55,6 +55,9 @@ pub(crate) enum Command {
     /// VMs: names that ports belong to, and what to give to QEMU and libvirt
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Routers in VMs, and what bypasses them
+    #[command(subcommand)]
+    Router(RouterCommand),
     /// Counters of all ports, once or as rates
     Stats(StatsArgs),
     /// Workers: the threads that move frames
@@ -206,7 +209,7 @@ pub(crate) struct PortAdd {
     /// vhost: who listens on the socket, the daemon (server) or QEMU (client) [default: server]
     #[arg(long, value_parser = words([SocketMode::Server, SocketMode::Client], SocketMode::as_str))]
     pub(crate) mode: Option<SocketMode>,
-    /// vhost: the VM it belongs to
+    /// The VM it belongs to
     #[arg(long, value_name = "VM")]
     pub(crate) vm: Option<Name>,
     /// tap: name of the interface to make, at most 15 bytes
@@ -282,6 +285,15 @@ pub(crate) struct VmAdd {
     /// Number of its virtual CPUs [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) vcpus: Option<u16>,
+    /// Path of the socket of its guest channel, for the agent of a router
+    #[arg(long, value_name = "PATH")]
+    pub(crate) channel: Option<PathBuf>,
+    /// Next hops its router may delegate at most [default: 4096]
+    #[arg(long, value_name = "N")]
+    pub(crate) nexthops_max: Option<u32>,
+    /// Prefixes its router may delegate at most [default: 131072]
+    #[arg(long, value_name = "N")]
+    pub(crate) prefixes_max: Option<u32>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -322,6 +334,55 @@ pub(crate) struct LibvirtArgs {
     /// Use packed rings instead of split ones
     #[arg(long)]
     pub(crate) packed: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RouterCommand {
+    /// List all VMs with a guest channel, and what their routers delegate
+    List(Output),
+    /// Show all of one router: interfaces, next hops, counters, what was refused
+    Show {
+        /// Name of its VM
+        name: Name,
+        /// Show the prefixes it delegates instead
+        #[arg(long)]
+        routes: bool,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Let a router be bypassed where it delegates, or have it get all packets itself
+    #[command(after_long_help = "\
+Examples:
+  hayate router bypass edge off   (as if the router had no agent)
+  hayate router bypass edge on
+
+With `off` the router gets every packet itself. What it delegates is kept meanwhile and counts again
+with `on`. It holds over restarts of the daemon.")]
+    Bypass {
+        /// Name of its VM
+        name: Name,
+        /// on or off
+        #[arg(value_parser = words([Switch::On, Switch::Off], Switch::as_str))]
+        to: Switch,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ mod local;
 mod network;
 mod out;
 mod port;
+mod router;
 mod show;
 mod stats;
 mod vm;
@@ -14,7 +15,9 @@ mod worker;
 
 use crate::daemon;
 use crate::paths::Paths;
-use args::{Cli, Command, DaemonArgs, NetworkCommand, PortCommand, VmCommand, WorkerCommand};
+use args::{
+    Cli, Command, DaemonArgs, NetworkCommand, PortCommand, RouterCommand, VmCommand, WorkerCommand,
+};
 use clap::{CommandFactory, Parser};
 use client::Client;
 use fail::Failure;
@@ -42,6 +45,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Network(command) => network_command(&client(run_dir)?, command),
         Command::Port(command) => port_command(&client(run_dir)?, command),
         Command::Vm(command) => vm_command(&client(run_dir)?, command),
+        Command::Router(command) => router_command(&client(run_dir)?, command),
         Command::Show(output) => show::overview(&client(run_dir)?, output),
         Command::Stats(args) => stats::stats(&client(run_dir)?, &args),
         Command::Worker(command) => worker_command(&client(run_dir)?, command),
@@ -75,6 +79,15 @@ fn vm_command(client: &Client, command: VmCommand) -> Result<(), Failure> {
         VmCommand::Show { name, output } => vm::show(client, &name, output),
         VmCommand::Qemu(args) => vm::qemu(client, &args),
         VmCommand::Libvirt(args) => vm::libvirt(client, &args),
+    }
+}
+
+fn router_command(client: &Client, command: RouterCommand) -> Result<(), Failure> {
+    match command {
+        RouterCommand::List(output) => router::list(client, output),
+        RouterCommand::Show { name, routes: true, output } => router::routes(client, &name, output),
+        RouterCommand::Show { name, routes: false, output } => router::show(client, &name, output),
+        RouterCommand::Bypass { name, to, output } => router::bypass(client, &name, to, output),
     }
 }
 

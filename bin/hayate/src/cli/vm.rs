@@ -5,12 +5,24 @@ use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, libvirt, qemu, units};
-use api::{Name, Port, Vm, VmConfig};
+use api::{Name, Port, PortKind, Vm, VmConfig};
 use std::path::Path;
 
 pub(super) fn add(client: &Client, args: &VmAdd) -> Result<(), Failure> {
-    let config =
-        VmConfig { memory: args.memory.unwrap_or_default(), vcpus: args.vcpus.unwrap_or(1) };
+    // The daemon may run in another directory.
+    let channel = args.channel.as_ref().map(std::path::absolute).transpose();
+    let channel = channel.map_err(|error| Failure::usage(format!("--channel: {error}")))?;
+    let defaults = VmConfig::default();
+    let config = VmConfig {
+        memory: args.memory.unwrap_or_default(),
+        vcpus: args.vcpus.unwrap_or(1),
+        channel,
+        nexthops_max: args.nexthops_max.unwrap_or(defaults.nexthops_max),
+        prefixes_max: args.prefixes_max.unwrap_or(defaults.prefixes_max),
+    };
+    config.check().map_err(|wrong| {
+        Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))
+    })?;
     let vm: Vm = client.put(&format!("/v1/vms/{}", args.name), &config)?;
     if args.output.json { out::json(&vm) } else { Ok(()) }
 }
@@ -41,6 +53,7 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
         ("vm", vm.name.to_string()),
         ("memory", vm.memory.to_string()),
         ("vcpus", vm.vcpus.to_string()),
+        ("channel", units::maybe(vm.channel.as_ref().map(|path| path.display()))),
         ("ports", units::list(&vm.ports)),
         ("declared", units::origin(vm.origin).to_owned()),
     ]))
@@ -50,8 +63,9 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
 fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> {
     let vm: Vm = client.get(&format!("/v1/vms/{name}"))?;
     let ports: Vec<Port> = client.get("/v1/ports")?;
-    let ports: Vec<Port> =
-        ports.into_iter().filter(|port| port.vm.as_ref() == Some(name)).collect();
+    // An interface is no card of a VM, even if it belongs to one.
+    let card = |port: &Port| port.vm.as_ref() == Some(name) && port.kind == PortKind::Vhost;
+    let ports: Vec<Port> = ports.into_iter().filter(card).collect();
     if ports.is_empty() {
         // Beside the output, so that a script can go on.
         out::note(&format!(

@@ -158,7 +158,14 @@ impl Config {
     }
 
     fn check_references(&self, found: &mut Vec<Mistake>) {
-        let mut taken: HashMap<String, &Name> = HashMap::new();
+        let mut taken: HashMap<String, String> = HashMap::new();
+        for (name, vm) in &self.vms {
+            let place = vm.channel.as_ref().map(|path| path.display().to_string());
+            if let Some(other) = place.and_then(|place| taken.insert(place, format!("vm {name}"))) {
+                let keys = ["vms", name.as_str(), "channel"].map(str::to_owned).to_vec();
+                found.push((keys, format!("{other} has the same")));
+            }
+        }
         for (name, port) in &self.ports {
             let mut wrong = |field: &str, message: String| {
                 found.push((vec!["ports".to_owned(), name.to_string(), field.to_owned()], message));
@@ -179,8 +186,9 @@ impl Config {
                     ("ifname", port.ifname.as_ref().map(|ifname| format!("{netns} {ifname}")))
                 }
             };
-            if let Some(other) = place.and_then(|place| taken.insert(place, name)) {
-                wrong(field, format!("port {other} has the same"));
+            if let Some(other) = place.and_then(|place| taken.insert(place, format!("port {name}")))
+            {
+                wrong(field, format!("{other} has the same"));
             }
         }
     }

@@ -71,6 +71,14 @@ fn references_and_things_wanted_twice() {
     let port = "kind = \"vhost\"\nnetwork = \"lan\"\nsocket = \"/s\"\n";
     let text = format!("[networks.lan]\n[ports.a]\n{port}[ports.b]\n{port}");
     refused(&text, "9:10", &["ports.b.socket: port a has the same"]);
+    let channel = "channel = \"/s\"\n";
+    let text = format!("[vms.a]\n{channel}[vms.b]\n{channel}[networks.lan]\n[ports.b]\n{port}");
+    refused(
+        &text,
+        "4:11",
+        &["vms.b.channel: vm a has the same", "ports.b.socket: vm b has the same"],
+    );
+    refused("[vms.a]\nchannel = \"s\"\n", "2:11", &["vms.a.channel", "not an absolute path"]);
     refused("[networks.lan]\n[networks.lan]\n", "2:11", &["duplicate key"]);
 }
 

@@ -8,6 +8,7 @@
 //! then the interface's socket; whoever can connect to it finds everything in place. End (SIGTERM,
 //! SIGINT, SIGHUP): the interface, the ports, the workers, in this order.
 
+mod channel;
 mod group;
 mod lock;
 mod log;
@@ -113,7 +114,7 @@ async fn serve(
         let server = server::Server::start(&paths.api_socket(), rest::router(registry.clone()))?;
         let retries = tokio::spawn({
             let registry = registry.clone();
-            async move { registry.retry_failed().await }
+            async move { tokio::join!(registry.retry_failed(), registry.retry_channels()) }
         });
         info!("ready at {}", paths.api_socket().display());
         notify::tell("READY=1");

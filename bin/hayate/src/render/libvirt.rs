@@ -1,6 +1,7 @@
 //! XML for libvirt: shared memory, and an interface for each vhost port of a VM.
 
 use super::qemu::queue_pairs;
+use api::channel::PORT_NAME;
 use api::{Mac, Port, SocketMode, Vm};
 use std::fmt::Write;
 
@@ -21,11 +22,26 @@ pub(crate) fn xml(vm: &Vm, ports: &[Port], packed: bool) -> String {
         memory = vm.memory.bytes() / 1024,
         vcpus = vm.vcpus
     );
-    if !ports.is_empty() {
+    if !ports.is_empty() || vm.channel.is_some() {
         xml.push_str("\n<!-- in <devices> -->\n");
     }
     for port in ports {
         interface(&mut xml, vm, port, packed);
+    }
+    if let Some(channel) = &vm.channel {
+        let socket = escaped(&channel.display().to_string());
+        // Writing to a String cannot fail.
+        let _ = write!(
+            xml,
+            "\
+<channel type='unix'>
+  <source mode='connect' path='{socket}'>
+    <reconnect enabled='yes' timeout='1'/>
+  </source>
+  <target type='virtio' name='{PORT_NAME}'/>
+</channel>
+"
+        );
     }
     xml
 }

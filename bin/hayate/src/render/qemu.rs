@@ -2,8 +2,10 @@
 //!
 //! Only what connects the VM to hayate is said; machine, disks and console are the user's.
 
+use api::channel::PORT_NAME;
 use api::{DEFAULT_QUEUES, Mac, Port, SocketMode, Vm};
 use std::fmt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
@@ -73,6 +75,9 @@ pub(crate) fn arguments(vm: &Vm, ports: &[Port], version: Version, packed: bool)
     for port in ports {
         arguments.extend(port_arguments(vm, port, version, packed));
     }
+    if let Some(channel) = &vm.channel {
+        arguments.extend(channel_arguments(channel, version));
+    }
     arguments
 }
 
@@ -80,14 +85,34 @@ fn argument(option: &str, value: String) -> Argument {
     [option.to_owned(), value]
 }
 
+/// The guest channel: a virtio-serial port, which the guest finds by its name.
+fn channel_arguments(socket: &Path, version: Version) -> [Argument; 3] {
+    let (socket, reconnect) = (in_list(socket), reconnect(version));
+    [
+        argument("-device", "virtio-serial-pci,id=hayate-serial".to_owned()),
+        argument("-chardev", format!("socket,id=hayate-channel,path={socket},{reconnect}")),
+        argument(
+            "-device",
+            format!("virtserialport,bus=hayate-serial.0,chardev=hayate-channel,name={PORT_NAME}"),
+        ),
+    ]
+}
+
+/// How QEMU comes back to a socket of a daemon that went away.
+fn reconnect(version: Version) -> &'static str {
+    if version >= RECONNECT_MS { RECONNECT.0 } else { RECONNECT.1 }
+}
+
+/// A path in one of QEMU's lists, where a comma is written twice.
+fn in_list(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
 fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argument; 3] {
     let name = &port.name;
-    let reconnect = if version >= RECONNECT_MS { RECONNECT.0 } else { RECONNECT.1 };
-    let socket = port.socket.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
-    // In QEMU's lists a comma is written twice.
-    let socket = socket.replace(',', ",,");
+    let socket = port.socket.as_deref().map(in_list).unwrap_or_default();
     let role = match port.mode.unwrap_or_default() {
-        SocketMode::Server => reconnect,
+        SocketMode::Server => reconnect(version),
         SocketMode::Client => "server=on,wait=off",
     };
     let pairs = queue_pairs(vm, port);

@@ -9,6 +9,7 @@ fn vm(vcpus: u16) -> Vm {
         name: "web".parse().unwrap(),
         memory: "2G".parse().unwrap(),
         vcpus,
+        channel: None,
         ports: Vec::new(),
         origin: Origin::Runtime,
     }
@@ -92,6 +93,32 @@ fn older_versions_and_the_other_mode() {
     let client = plain(&vm(1), port("/s", |config| config.mode = Some(SocketMode::Client)), "9.2");
     assert!(client.contains("path=/s,server=on,wait=off\n"), "{client}");
     assert!("nine".parse::<qemu::Version>().is_err());
+}
+
+#[test]
+fn a_guest_channel() {
+    let vm = Vm { channel: Some("/run/a,b.sock".into()), ..vm(1) };
+    let text = plain(&vm, port("/s", |_| ()), "9.1");
+    assert!(
+        text.contains(
+            "-device virtio-serial-pci,id=hayate-serial\n\
+             -chardev socket,id=hayate-channel,path=/run/a,,b.sock,reconnect=1\n\
+             -device virtserialport,bus=hayate-serial.0,chardev=hayate-channel,name=org.hayate.0\n"
+        ),
+        "{text}"
+    );
+    let text = plain(&vm, port("/s", |_| ()), "11.0");
+    assert!(text.contains("path=/run/a,,b.sock,reconnect-ms=300\n"), "{text}");
+    let xml = libvirt::xml(&vm, &[], false);
+    assert!(
+        xml.contains(
+            "<channel type='unix'>\n  \
+             <source mode='connect' path='/run/a,b.sock'>\n    \
+             <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
+             <target type='virtio' name='org.hayate.0'/>\n</channel>\n"
+        ),
+        "{xml}"
+    );
 }
 
 #[test]

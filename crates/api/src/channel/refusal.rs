@@ -30,7 +30,8 @@ pub enum Refusal {
     Protocol,
     /// Before [`Hello`](super::Hello).
     NoSession,
-    /// Nothing delegated counts any more: the router was given up or its lease ended. Begin anew.
+    /// Nothing delegated counts any more: the router was given up or its lease ended. Say
+    /// [`Renew`](super::Renew) or [`Hello`](super::Hello), then all of it anew.
     Lost,
     /// The interface's address is not that of a card of this VM, as far as is known.
     NotYourPort,
@@ -48,7 +49,7 @@ pub enum Refusal {
     TooManyNextHops,
     /// More prefixes than allowed.
     TooManyPrefixes,
-    /// The daemon cannot do it; the message says why.
+    /// The daemon cannot do it; the message says why. It gave up what was delegated before.
     Host,
 }
 

@@ -3,7 +3,7 @@
 use super::{Moderation, Offload};
 use crate::{Name, SOCKET_PATH_MAX, VLAN_MAX, VlanSet};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Queue pairs a vhost port offers when nothing was said: QEMU asks for as many as its
 /// `queues=` says, so offering more costs nothing.
@@ -108,7 +108,7 @@ pub struct PortConfig {
     pub network: Name,
     /// `vhost` for a VM, `tap` for the host or a network namespace.
     pub kind: PortKind,
-    /// The VM it belongs to (vhost).
+    /// The VM it belongs to. A network namespace with tap ports is one too, if it has a guest channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<Name>,
     /// Absolute path of the vhost-user socket, at most 107 bytes (vhost). Default: `ports/NAME.sock`
@@ -214,31 +214,13 @@ impl PortConfig {
         let only_tap = "is for ports of kind tap; a vhost port has a socket";
         absent("ifname", self.ifname.is_some(), only_tap)?;
         absent("netns", self.netns.is_some(), only_tap)?;
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let Some(text) = socket.to_str() else {
-            return Err(Wrong::new("socket", "the path must be UTF-8"));
-        };
-        if !socket.is_absolute() || text.ends_with('/') || text.contains('\0') {
-            return Err(Wrong::new(
-                "socket",
-                format!("{text:?} is not an absolute path of a file"),
-            ));
-        }
-        if text.len() > SOCKET_PATH_MAX {
-            let found = text.len();
-            return Err(Wrong::new(
-                "socket",
-                format!("the path has {found} bytes, a Unix socket allows {SOCKET_PATH_MAX}"),
-            ));
-        }
-        Ok(())
+        self.socket.as_deref().map_or(Ok(()), |socket| check_socket("socket", socket))
     }
 
     fn check_tap(&self) -> Result<(), Wrong> {
         let only_vhost = "is for ports of kind vhost";
         absent("socket", self.socket.is_some(), only_vhost)?;
         absent("mode", self.mode.is_some(), only_vhost)?;
-        absent("vm", self.vm.is_some(), only_vhost)?;
         absent("moderation", self.moderation.is_some(), only_vhost)?;
         absent("no_offload", !self.no_offload.is_empty(), only_vhost)?;
         let Some(ifname) = &self.ifname else {
@@ -287,6 +269,24 @@ impl PortConfig {
     }
 }
 
+/// Whether a Unix socket can be at this path.
+pub(crate) fn check_socket(field: &'static str, socket: &Path) -> Result<(), Wrong> {
+    let Some(text) = socket.to_str() else {
+        return Err(Wrong::new(field, "the path must be UTF-8"));
+    };
+    if !socket.is_absolute() || text.ends_with('/') || text.contains('\0') {
+        return Err(Wrong::new(field, format!("{text:?} is not an absolute path of a file")));
+    }
+    if text.len() > SOCKET_PATH_MAX {
+        let found = text.len();
+        return Err(Wrong::new(
+            field,
+            format!("the path has {found} bytes, a Unix socket allows {SOCKET_PATH_MAX}"),
+        ));
+    }
+    Ok(())
+}
+
 fn good_netns(netns: &str) -> bool {
     if netns.starts_with('/') {
         return netns.len() < 4096 && !netns.contains('\0');
@@ -299,7 +299,7 @@ fn absent(field: &'static str, given: bool, why: &str) -> Result<(), Wrong> {
     if given { Err(Wrong::new(field, why)) } else { Ok(()) }
 }
 
-fn in_range<N: PartialOrd + std::fmt::Display + Copy>(
+pub(crate) fn in_range<N: PartialOrd + std::fmt::Display + Copy>(
     field: &'static str,
     value: Option<N>,
     low: N,

@@ -1,6 +1,6 @@
 //! Ports: where frames enter and leave the switch.
 
-mod config;
+pub(crate) mod config;
 mod moderation;
 mod offload;
 mod status;

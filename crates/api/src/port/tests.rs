@@ -27,6 +27,7 @@ fn plain_ports_are_accepted() {
     PortConfig { trunk: Some("10,20-30".parse().unwrap()), native: Some(5), ..vhost() }
         .check()
         .unwrap();
+    PortConfig { vm: Some("router".parse().unwrap()), ..tap("r0") }.check().unwrap();
     PortConfig { queues: Some(32), mtu: Some(9000), vlan: Some(4094), ..vhost() }.check().unwrap();
 }
 
@@ -36,7 +37,6 @@ fn fields_of_the_other_kind_are_refused() {
     refused(&PortConfig { netns: Some("blue".into()), ..vhost() }, "netns");
     refused(&PortConfig { socket: Some("/run/a".into()), ..tap("tap0") }, "socket");
     refused(&PortConfig { mode: Some(SocketMode::Client), ..tap("tap0") }, "mode");
-    refused(&PortConfig { vm: Some("web".parse().unwrap()), ..tap("tap0") }, "vm");
     refused(&PortConfig { moderation: Some(Moderation::Off), ..tap("tap0") }, "moderation");
     refused(&PortConfig { no_offload: vec![Offload::Csum], ..tap("tap0") }, "no_offload");
     refused(&PortConfig { ifname: None, ..tap("") }, "ifname");

@@ -23,14 +23,14 @@ const MODE: u32 = 0o660;
 
 /// A bound and listening socket.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub struct Listener {
     listener: UnixListener,
     file: SocketFile,
 }
 
 /// The socket's file, removed when dropped unless another has taken its place.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     id: (u64, u64),
@@ -44,7 +44,12 @@ pub(super) fn check_length(path: &Path) -> Result<(), SocketError> {
 }
 
 impl Listener {
-    pub(super) fn bind(path: &Path) -> Result<Listener, SocketError> {
+    /// Binds the path, with mode 0660, and listens, without blocking.  A socket file that a dead process left behind is
+    /// replaced.
+    ///
+    /// # Errors
+    /// The path is in use, is something else, or cannot be bound.
+    pub fn bind(path: &Path) -> Result<Listener, SocketError> {
         check_length(path)?;
         let io = |what, source: io::Error| SocketError::Io { what, path: path.into(), source };
         let address = SocketAddrUnix::new(path).map_err(|err| io("use", err.into()))?;
@@ -66,7 +71,9 @@ impl Listener {
         Ok(Listener { listener: UnixListener::from(socket), file })
     }
 
-    pub(super) fn into_parts(self) -> (UnixListener, SocketFile) {
+    /// The socket, and its file to hold on to.
+    #[must_use]
+    pub fn into_parts(self) -> (UnixListener, SocketFile) {
         (self.listener, self.file)
     }
 }

@@ -29,7 +29,7 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::{Device, DeviceSpec, SessionEnd};
-use listen::Listener;
+pub use listen::{Listener, SocketFile};
 use pace::Bucket;
 
 /// Sessions a port may have without any delay.

@@ -70,9 +70,15 @@ impl Registry {
             Some(false) => return Err(exists("vm", name)),
             None => {}
         }
-        self.tables.write().vms.insert(name.clone(), Vm { config, origin: Origin::Runtime });
+        self.check_channel(name, &config)?;
+        let channel = self.new_channel(name, &config)?;
+        let vm = Vm { config, origin: Origin::Runtime, bypass: true, channel };
+        self.tables.write().vms.insert(name.clone(), vm);
         if let Err(error) = self.save().await {
-            self.tables.write().vms.remove(name);
+            let vm = self.tables.write().vms.remove(name);
+            if let Some(channel) = vm.and_then(|vm| vm.channel) {
+                channel.close().await;
+            }
             return Err(error);
         }
         info!("vm {name} added");
@@ -92,6 +98,9 @@ impl Registry {
         if let Err(error) = self.save().await {
             self.tables.write().vms.insert(name.clone(), vm);
             return Err(error);
+        }
+        if let Some(channel) = vm.channel {
+            channel.close().await;
         }
         info!("vm {name} removed");
         Ok(())

@@ -1,8 +1,8 @@
 //! What a change must satisfy.
 
-use super::{Registry, not_found};
+use super::{Registry, Tables, not_found};
 use crate::plane::NetworkHandle;
-use api::{Error, ErrorCode, Name, Origin, PortConfig, PortKind, SOCKET_PATH_MAX, Wrong};
+use api::{Error, ErrorCode, Name, Origin, PortConfig, PortKind, SOCKET_PATH_MAX, VmConfig, Wrong};
 use std::path::{Path, PathBuf};
 
 /// A value that is out of range or does not go with another.
@@ -71,6 +71,11 @@ impl Registry {
         if let Some(vm) = config.vm.as_ref().filter(|vm| !tables.vms.contains_key(*vm)) {
             return Err(not_found("vm", vm).hint(format!("`hayate vm add {vm}` makes it")));
         }
+        if config.kind == PortKind::Vhost
+            && let Some(vm) = tables.channel_at(&socket)
+        {
+            return Err(taken("socket", &socket, "vm", vm));
+        }
         for (other, port) in &tables.ports {
             if other != name && self.collide((name, config), (other, &port.config)) {
                 let place = match config.kind {
@@ -86,6 +91,20 @@ impl Registry {
             }
         }
         Ok((found.handle, socket))
+    }
+
+    /// Whether a VM's channel may be where it is to be.
+    pub(super) fn check_channel(&self, name: &Name, config: &VmConfig) -> Result<(), Error> {
+        let Some(socket) = &config.channel else { return Ok(()) };
+        let tables = self.tables.read();
+        if let Some(other) = tables.channel_at(socket).filter(|other| *other != name) {
+            return Err(taken("channel", socket, "vm", other));
+        }
+        let vhost = |port: &PortConfig| port.kind == PortKind::Vhost;
+        let ports = tables.ports.iter().filter(|(_, port)| vhost(&port.config));
+        let mut at =
+            ports.filter(|(name, port)| self.paths.vhost_socket(name, &port.config) == *socket);
+        at.next().map_or(Ok(()), |(port, _)| Err(taken("channel", socket, "port", port)))
     }
 
     /// Whether there is a worker of this number.
@@ -111,6 +130,19 @@ impl Registry {
             _ => false,
         }
     }
+}
+
+impl Tables {
+    /// The VM whose channel is at this path.
+    fn channel_at(&self, path: &Path) -> Option<&Name> {
+        let mut vms = self.vms.iter();
+        vms.find(|(_, vm)| vm.config.channel.as_deref() == Some(path)).map(|(name, _)| name)
+    }
+}
+
+fn taken(field: &str, path: &Path, kind: &str, name: &Name) -> Error {
+    let message = format!("{field}: {kind} {name} has the socket {} already", path.display());
+    Error::new(ErrorCode::InUse, message)
 }
 
 fn check_length(socket: &Path) -> Result<(), Error> {

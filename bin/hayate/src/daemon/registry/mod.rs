@@ -13,6 +13,7 @@ mod changes;
 mod checks;
 mod ports;
 mod restore;
+mod routers;
 mod views;
 
 pub(crate) use restore::RestoreError;
@@ -22,8 +23,10 @@ use crate::plane::{NetworkHandle, Plane, PlaneError, PortHandle};
 use crate::state::{State, StateFile};
 use api::{Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig};
 use parking_lot::RwLock;
+use routers::GuestChannel;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
 
@@ -47,6 +50,9 @@ struct Network {
 struct Vm {
     config: VmConfig,
     origin: Origin,
+    /// Whether its router may be bypassed.
+    bypass: bool,
+    channel: Option<GuestChannel>,
 }
 
 struct Port {
@@ -71,7 +77,7 @@ pub(crate) struct Registry {
     store: StateFile,
     started: (SystemTime, Instant),
     changing: Mutex<()>,
-    tables: RwLock<Tables>,
+    tables: Arc<RwLock<Tables>>,
 }
 
 impl Registry {
@@ -89,7 +95,7 @@ impl Registry {
             vhost_group,
             started: (SystemTime::now(), Instant::now()),
             changing: Mutex::new(()),
-            tables: RwLock::default(),
+            tables: Arc::default(),
         }
     }
 
@@ -110,6 +116,13 @@ impl Registry {
     /// Closes everything; nothing is changed in the saved state.
     pub(crate) async fn shutdown(&self) {
         let _changing = self.changing.lock().await;
+        let mut channels = Vec::new();
+        for vm in self.tables.write().vms.values_mut() {
+            channels.extend(vm.channel.take());
+        }
+        for channel in channels {
+            channel.close().await;
+        }
         self.plane.shutdown().await;
     }
 }
@@ -124,6 +137,8 @@ impl Tables {
         for (name, vm) in self.vms.iter().filter(|(_, vm)| kept(vm.origin)) {
             state.vms.insert(name.clone(), vm.config.clone());
         }
+        let off = self.vms.iter().filter(|(_, vm)| !vm.bypass);
+        state.bypass_off.extend(off.map(|(name, _)| name.clone()));
         for (name, port) in self.ports.iter().filter(|(_, port)| kept(port.origin)) {
             state.ports.insert(name.clone(), port.config.clone());
         }

@@ -145,7 +145,7 @@ impl Registry {
     }
 }
 
-fn share(socket: &Path, group: rustix::fs::Gid) -> rustix::io::Result<()> {
+pub(super) fn share(socket: &Path, group: rustix::fs::Gid) -> rustix::io::Result<()> {
     rustix::fs::chown(socket, None, Some(group))?;
     rustix::fs::chmod(socket, rustix::fs::Mode::from_raw_mode(0o660))
 }

@@ -30,6 +30,7 @@ impl Registry {
         for (name, port) in &state.ports {
             self.restore_port(name, port, Origin::Runtime).await;
         }
+        self.restore_channels(&state.bypass_off);
         Ok(())
     }
 
@@ -58,11 +59,10 @@ impl Registry {
     fn restore_vms(&self, config: &Config, state: &State) {
         let mut tables = self.tables.write();
         for (name, vm) in &state.vms {
-            tables.vms.insert(name.clone(), Vm { config: vm.clone(), origin: Origin::Runtime });
+            tables.vms.insert(name.clone(), Vm::closed(vm, Origin::Runtime));
         }
         for (name, vm) in &config.vms {
-            let vm = Vm { config: vm.clone(), origin: Origin::Config };
-            if tables.vms.insert(name.clone(), vm).is_some() {
+            if tables.vms.insert(name.clone(), Vm::closed(vm, Origin::Config)).is_some() {
                 warn!("vm {name} is declared in the configuration file; the saved one is dropped");
             }
         }

@@ -211,6 +211,7 @@ fn view_vm(tables: &Tables, name: &Name, vm: &Vm) -> api::Vm {
         name: name.clone(),
         memory: vm.config.memory,
         vcpus: vm.config.vcpus,
+        channel: vm.config.channel.clone(),
         ports: tables.ports_where(|port| port.vm.as_ref() == Some(name)),
         origin: vm.origin,
     }

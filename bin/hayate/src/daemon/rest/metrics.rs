@@ -1,6 +1,6 @@
 //! Counters in the text form of Prometheus.
 
-use api::{PortStats, Stats, Traffic, Worker, WorkerState};
+use api::{PortStats, Router, Stats, Traffic, Worker, WorkerState};
 use std::fmt::Write;
 
 /// One metric: its name below `hayate_`, its type, what it counts.
@@ -60,12 +60,35 @@ const OF_WORKER: [OfWorker; 6] = [
     ("worker_frames_total", "Frames a worker took from ports.", |w| w.frames),
 ];
 
+/// A value of a router: name, type, help, value.
+type OfRouter = (&'static str, &'static str, &'static str, fn(&Router) -> u64);
+
+const OF_ROUTER: [OfRouter; 8] = [
+    ("router_connected", "gauge", "1 while somebody is connected to a guest channel.", |r| {
+        r.connected.into()
+    }),
+    ("router_bypass", "gauge", "1 while the operator lets a router be bypassed.", |r| {
+        r.bypass.into()
+    }),
+    ("router_lease_milliseconds", "gauge", "Time until a router's lease ends.", |r| {
+        r.lease_ms.unwrap_or(0)
+    }),
+    ("router_interfaces", "gauge", "Interfaces of a router that are behind a port.", |r| {
+        r.placed as u64
+    }),
+    ("router_nexthops", "gauge", "Next hops a router delegates.", |r| r.nexthops as u64),
+    ("router_prefixes", "gauge", "Prefixes a router delegates.", |r| r.prefixes as u64),
+    ("router_bypassed_packets_total", "counter", "Packets that bypassed a router.", |r| r.packets),
+    ("router_bypassed_bytes_total", "counter", "Bytes of these packets.", |r| r.bytes),
+];
+
 /// All counters as text.
-pub(super) fn write(stats: &Stats) -> String {
+pub(super) fn write(stats: &Stats, routers: &[Router]) -> String {
     let mut text = String::new();
     let mut uptime = Family::new(&mut text, "uptime_seconds", "gauge", "Age of the daemon.");
     uptime.sample(&[], stats.uptime_us / 1_000_000);
     write_ports(&mut text, &stats.ports);
+    write_routers(&mut text, routers);
     for (name, help, value) in OF_WORKER {
         let mut family = Family::new(&mut text, name, "counter", help);
         for worker in &stats.workers {
@@ -114,6 +137,22 @@ fn write_ports(text: &mut String, ports: &[PortStats]) {
     for port in ports {
         let labels = labels(port);
         state.sample(&[labels[0], labels[1], ("state", port.state.as_str())], 1);
+    }
+}
+
+fn write_routers(text: &mut String, routers: &[Router]) {
+    for (name, kind, help, value) in OF_ROUTER {
+        let mut family = Family::new(text, name, kind, help);
+        for router in routers {
+            family.sample(&[("vm", router.vm.as_str())], value(router));
+        }
+    }
+    let help = "Requests of a router's agent that were refused, by reason.";
+    let mut refusals = Family::new(text, "router_refusals_total", "counter", help);
+    for router in routers {
+        for (reason, count) in &router.refusals {
+            refusals.sample(&[("vm", router.vm.as_str()), ("reason", reason)], *count);
+        }
     }
 }
 

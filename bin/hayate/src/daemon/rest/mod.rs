@@ -9,6 +9,7 @@ mod host;
 mod metrics;
 mod networks;
 mod ports;
+mod routers;
 #[cfg(test)]
 mod tests;
 mod vms;
@@ -39,6 +40,7 @@ const BODY_MAX: usize = 64 * 1024;
         (name = "networks", description = "Isolated layer-2 segments"),
         (name = "ports", description = "Where frames enter and leave a network"),
         (name = "vms", description = "Names that ports belong to"),
+        (name = "routers", description = "Routers in VMs, and what bypasses them"),
         (name = "host", description = "The daemon: workers, counters, version"),
     ),
 )]
@@ -54,6 +56,10 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(ports::place))
         .routes(routes!(vms::list))
         .routes(routes!(vms::show, vms::put, vms::delete))
+        .routes(routes!(routers::list))
+        .routes(routes!(routers::show))
+        .routes(routes!(routers::prefixes))
+        .routes(routes!(routers::bypass))
         .routes(routes!(host::workers))
         .routes(routes!(host::worker))
         .routes(routes!(host::stats))

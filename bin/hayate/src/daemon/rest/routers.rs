@@ -1,0 +1,75 @@
+//! `/v1/routers`.
+
+use super::Refusal;
+use super::answer::{carried_through, name};
+use super::body::Body;
+use crate::daemon::registry::Registry;
+use api::channel::Prefix;
+use api::{Bypass, Error, ErrorBody, ErrorCode, Router, RouterDetail, RouterPrefixes};
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use std::sync::Arc;
+
+/// All VMs with a guest channel, by name, and what they delegate.
+#[utoipa::path(get, path = "/v1/routers", tag = "routers", operation_id = "list_routers",
+    responses((status = 200, body = Vec<Router>)))]
+pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<Vec<Router>> {
+    Json(registry.routers())
+}
+
+/// One router: its interfaces, next hops and counters.
+#[utoipa::path(get, path = "/v1/routers/{name}", tag = "routers", operation_id = "show_router",
+    params(("name" = String, Path, description = "Name of its VM")),
+    responses((status = 200, body = RouterDetail), (status = 404, body = ErrorBody)))]
+pub(super) async fn show(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+) -> Result<Json<RouterDetail>, Refusal> {
+    Ok(Json(registry.router(&name(&text)?)?))
+}
+
+/// Where a list begins.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct From {
+    after: Option<String>,
+}
+
+/// Prefixes a router delegates, in order, 10000 at a time.
+#[utoipa::path(get, path = "/v1/routers/{name}/prefixes", tag = "routers",
+    operation_id = "list_prefixes",
+    params(
+        ("name" = String, Path, description = "Name of its VM"),
+        ("after" = Option<String>, Query, description = "Only those behind this prefix")),
+    responses(
+        (status = 200, body = RouterPrefixes),
+        (status = 400, description = "Not a prefix", body = ErrorBody),
+        (status = 404, description = "There is no router of that name", body = ErrorBody)))]
+pub(super) async fn prefixes(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Query(from): Query<From>,
+) -> Result<Json<RouterPrefixes>, Refusal> {
+    let after = from.after.map(|text| text.parse::<Prefix>()).transpose();
+    let after = after.map_err(|error| Error::new(ErrorCode::Invalid, format!("after: {error}")))?;
+    Ok(Json(registry.prefixes(&name(&text)?, after)?))
+}
+
+/// Lets a router be bypassed where it delegates, or has it get all packets itself. When this is
+/// answered, it is so. It holds over restarts.
+#[utoipa::path(put, path = "/v1/routers/{name}/bypass", tag = "routers",
+    operation_id = "bypass_router",
+    params(("name" = String, Path, description = "Name of its VM")),
+    request_body = Bypass,
+    responses(
+        (status = 200, description = "It is so", body = Router),
+        (status = 404, description = "There is no router of that name", body = ErrorBody),
+        (status = 500, description = "The machine refused", body = ErrorBody)))]
+pub(super) async fn bypass(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Body(Bypass { bypass }): Body<Bypass>,
+) -> Result<Json<Router>, Refusal> {
+    let name = name(&text)?;
+    carried_through(async move { registry.set_bypass(&name, bypass).await }).await.map(Json)
+}

@@ -1,0 +1,355 @@
+//! Guest channels of a real daemon, from the other end: an agent that behaves, and others.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Daemon, until};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+/// Whoever is at the other end of a channel.
+struct Agent {
+    stream: BufReader<UnixStream>,
+    number: u64,
+}
+
+impl Agent {
+    fn connect(daemon: &Daemon) -> Self {
+        let stream = UnixStream::connect(channel(daemon)).unwrap();
+        Self { stream: BufReader::new(stream), number: 0 }
+    }
+
+    /// One that has said hello.
+    fn hello(daemon: &Daemon) -> Self {
+        let mut agent = Self::connect(daemon);
+        agent.ok("hello", &json!({"protocol": 1, "agent": "test 1", "lease_ms": 60_000}));
+        agent
+    }
+
+    fn send(&mut self, text: &str) {
+        self.stream.get_mut().write_all(text.as_bytes()).unwrap();
+    }
+
+    fn answer(&mut self) -> Value {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Value {
+        self.number += 1;
+        let line = json!({"jsonrpc": "2.0", "id": self.number, "method": method, "params": params});
+        self.send(&format!("{line}\n"));
+        let answer = self.answer();
+        assert_eq!(answer["id"], self.number, "{answer}");
+        answer
+    }
+
+    #[track_caller]
+    fn ok(&mut self, method: &str, params: &Value) -> Value {
+        let mut answer = self.ask(method, params);
+        assert!(answer.get("error").is_none(), "{method} {params}: {answer}");
+        answer["result"].take()
+    }
+
+    #[track_caller]
+    fn refused(&mut self, method: &str, params: &Value, reason: &str) {
+        let answer = self.ask(method, params);
+        assert_eq!(answer["error"]["data"], reason, "{method} {params}: {answer}");
+    }
+
+    /// Delegates 10.1.0.0/16 by a neighbour behind its only interface.
+    fn delegate(&mut self, mac: &str) {
+        let interface = json!({"id": 2, "name": "eth0", "mac": mac, "mtu": 1500});
+        let placed = self.ok("router.interfaces", &json!({"interfaces": [interface]}));
+        assert_eq!(placed["interfaces"][0]["port"], "edge0", "{placed}");
+        let hop = json!({"id": 7, "to": {"via": [{"interface": 2, "mac": "02:00:00:00:00:09"}]}});
+        self.ok("router.nexthops", &json!({"set": [hop]}));
+        self.ok("router.routes", &json!({"set": [{"nexthop": 7, "prefixes": ["10.1.0.0/16"]}]}));
+    }
+
+    /// Whether the daemon has hung up.
+    fn ended(mut self) -> bool {
+        matches!(self.stream.read(&mut [0]), Ok(0) | Err(_))
+    }
+}
+
+fn channel(daemon: &Daemon) -> PathBuf {
+    daemon.run_dir.join("edge.sock")
+}
+
+/// A daemon with a router of two ports, and another VM.
+fn set_up(args: &[&str]) -> Daemon {
+    let daemon = Daemon::start(args);
+    daemon.ok("network add lan");
+    daemon.ok("network add wan");
+    daemon.ok(&format!("vm add edge --channel {}", channel(&daemon).display()));
+    daemon.ok("port add edge0 --network lan --kind vhost --vm edge");
+    daemon.ok("port add edge1 --network wan --kind tap --ifname e1 --vm edge");
+    daemon.ok("vm add web");
+    daemon.ok("port add web0 --network lan --kind vhost --vm web");
+    daemon
+}
+
+fn mac(port: &str) -> String {
+    api::Mac::of_port("edge", port).to_string()
+}
+
+fn router(daemon: &Daemon) -> Value {
+    daemon.json("router show edge --json")
+}
+
+#[test]
+fn an_agent_that_behaves() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::connect(&daemon);
+    let welcome = agent.ok("hello", &json!({"protocol": 1, "agent": "test 1"}));
+    assert_eq!((&welcome["vm"], &welcome["lease_ms"]), (&json!("edge"), &json!(3000)), "{welcome}");
+    assert_eq!(welcome["limits"]["prefixes"], 131_072);
+    let tap = daemon.json("port show edge1 --json")["mac"].clone();
+    let ports = json!([
+        {"name": "edge0", "network": "lan", "mac": mac("edge0")},
+        {"name": "edge1", "network": "wan", "mac": tap},
+    ]);
+    assert_eq!(welcome["ports"], ports);
+    let interfaces = json!({"interfaces": [
+        {"id": 2, "name": "eth0", "mac": mac("edge0"), "mtu": 1500},
+        {"id": 5, "name": "eth1.10", "mac": "02:00:00:00:00:05", "card": tap, "vlan": 10, "mtu": 9000,
+         "source_check": "strict"},
+    ]});
+    let placed = agent.ok("router.interfaces", &interfaces);
+    let behind = json!([{"id": 2, "port": "edge0"}, {"id": 5, "port": "edge1"}]);
+    assert_eq!(placed["interfaces"], behind);
+    let nexthops = json!({"set": [
+        {"id": 0, "to": "own"},
+        {"id": 7, "to": {"via": [{"interface": 2, "mac": "02:00:00:00:00:09"}]}},
+        {"id": 8, "to": {"via": []}},
+    ]});
+    assert_eq!(agent.ok("router.nexthops", &nexthops), json!({}));
+    let routes = json!({"set": [
+        {"nexthop": 0, "prefixes": ["10.1.0.1/32", "fe80::/10"]},
+        {"nexthop": 7, "prefixes": ["10.1.0.0/16", "2001:db8::/32"]},
+    ]});
+    assert_eq!(agent.ok("router.routes", &routes), json!({}));
+    agent.ok("router.status", &json!({"policy": "plain", "reasons": ["because \u{1b}[31m"]}));
+    assert_eq!(agent.ok("router.counters", &json!({})), json!({"nexthops": []}));
+
+    let shown = router(&daemon);
+    assert_eq!(shown["router"]["agent"], "test 1");
+    assert_eq!(shown["router"]["policy"], "plain");
+    assert_eq!(
+        (&shown["router"]["prefixes"], &shown["router"]["nexthops"]),
+        (&4.into(), &3.into())
+    );
+    assert_eq!(shown["reasons"], json!(["because ?[31m"]), "nothing that moves a cursor");
+    assert_eq!(shown["interfaces"][1]["port"], "edge1");
+    assert_eq!(shown["nexthops"][1]["prefixes"], 2);
+    for words in ["router list", "router show edge"] {
+        let text = daemon.ok(words);
+        assert!(text.contains("plain") && text.contains("edge"), "{text}");
+    }
+    let routes = daemon.ok("router show edge --routes");
+    let lines: Vec<Vec<&str>> =
+        routes.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(
+        lines[1..],
+        [["10.1.0.0/16", "7"], ["10.1.0.1/32", "0"], ["2001:db8::/32", "7"], ["fe80::/10", "0"],]
+    );
+
+    agent.ok("router.routes", &json!({"del": ["10.1.0.0/16"]}));
+    agent.refused("router.nexthops", &json!({"del": [7]}), "next-hop-in-use");
+    agent.ok("router.routes", &json!({"del": ["2001:db8::/32"]}));
+    agent.ok("router.nexthops", &json!({"del": [7, 8]}));
+    assert_eq!(router(&daemon)["router"]["prefixes"], 2);
+    agent.ok("router.withdraw", &json!({}));
+    let shown = router(&daemon);
+    assert_eq!((&shown["interfaces"], &shown["nexthops"]), (&json!([]), &json!([])));
+    drop(agent);
+    until("it is gone", || router(&daemon)["router"]["connected"] == false);
+    daemon.stop();
+}
+
+#[test]
+fn what_is_wrong_is_refused_by_name_and_counted() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::connect(&daemon);
+    agent.refused("router.renew", &json!({}), "no-session");
+    agent.refused("hello", &json!({"protocol": 2, "agent": ""}), "protocol");
+    agent.refused("hello", &json!({"protocol": 1, "agent": "", "lease_ms": 299}), "bad-params");
+    agent.refused("hello", &json!({"protocol": 1, "agent": "x".repeat(65)}), "bad-params");
+    agent.refused("goodbye", &json!({}), "unknown-method");
+    for garbage in ["{}\n", "\u{0}\u{1}\n", "[[[[\n", "{\"jsonrpc\":\"2.0\",\"id\":1}\n"] {
+        agent.send(garbage);
+        let answer = agent.answer();
+        assert_eq!((&answer["id"], &answer["error"]["data"]), (&Value::Null, &json!("malformed")));
+    }
+    agent.ok("hello", &json!({"protocol": 1, "agent": "x".repeat(64), "lease_ms": 60_000}));
+    // The card of another VM, and one of nobody.
+    let other = api::Mac::of_port("web", "web0").to_string();
+    let foreign = |mac: &str| json!({"id": 1, "name": "x", "mac": mac, "mtu": 1500});
+    for mac in [&other, "02:00:00:00:00:01"] {
+        let placed = agent.ok("router.interfaces", &json!({"interfaces": [foreign(mac)]}));
+        assert_eq!(placed["interfaces"], json!([{"id": 1, "refused": "not-your-port"}]));
+    }
+    agent.refused(
+        "router.interfaces",
+        &json!({"interfaces": [foreign("01:00:00:00:00:01")]}),
+        "not-unicast",
+    );
+    agent.delegate(&mac("edge0"));
+    let hop = |id: u32, interface: u32, mac: &str| json!({"set": [{"id": id, "to": {"via": [{"interface": interface, "mac": mac}]}}]});
+    agent.refused("router.nexthops", &hop(9, 3, "02:00:00:00:00:09"), "unknown-interface");
+    agent.refused("router.nexthops", &hop(9, 2, "ff:ff:ff:ff:ff:ff"), "not-unicast");
+    agent.refused("router.nexthops", &hop(4096, 2, "02:00:00:00:00:09"), "too-many-next-hops");
+    agent.refused("router.nexthops", &json!({"del": [9]}), "unknown-next-hop");
+    let via =
+        |nexthop: u32, prefix: &str| json!({"set": [{"nexthop": nexthop, "prefixes": [prefix]}]});
+    agent.refused("router.routes", &via(9, "10.2.0.0/16"), "unknown-next-hop");
+    agent.refused("router.routes", &via(7, "10.2.0.1/16"), "bad-params");
+    // Nothing of these was done.
+    let shown = router(&daemon);
+    assert_eq!(
+        (&shown["router"]["prefixes"], &shown["router"]["nexthops"]),
+        (&1.into(), &1.into())
+    );
+    let refusals = &shown["router"]["refusals"];
+    assert_eq!((&refusals["malformed"], &refusals["not-your-port"]), (&4.into(), &2.into()));
+    assert_eq!((&refusals["not-unicast"], &refusals["bad-params"]), (&2.into(), &3.into()));
+    assert!(daemon.ok("router show edge").contains("unknown-method"));
+}
+
+#[test]
+fn lines_come_in_any_pieces() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::connect(&daemon);
+    let hello = "\n{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"hello\",\"params\":{\"protocol\":1,\"agent\":\"slow\"}}\n";
+    for byte in hello.as_bytes().chunks(1) {
+        agent.stream.get_mut().write_all(byte).unwrap();
+    }
+    assert_eq!(agent.answer()["result"]["vm"], "edge");
+    // Several at once are answered in order.
+    let renew =
+        |id: u32| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"router.renew\"}}\n");
+    agent.send(&(0..100).map(renew).collect::<String>());
+    for id in 0..100 {
+        assert_eq!(agent.answer()["id"], id);
+    }
+    // A line that is too long is refused and skipped.
+    agent.send(&"x".repeat(200_000));
+    agent.send(&format!("\n{}", renew(5)));
+    assert_eq!(agent.answer()["error"]["data"], "too-long");
+    assert_eq!(agent.answer()["id"], 5);
+    // What an agent that died left behind is no more than a refusal for the next one.
+    agent.send("{\"jsonrpc\":");
+    agent.send(&format!("\n{}", renew(6)));
+    assert_eq!(agent.answer()["error"]["data"], "malformed");
+    assert_eq!(agent.answer()["id"], 6);
+}
+
+#[test]
+fn what_is_delegated_ends_with_the_lease_the_connection_and_the_vm() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::connect(&daemon);
+    agent.ok("hello", &json!({"protocol": 1, "agent": "", "lease_ms": 300}));
+    agent.delegate(&mac("edge0"));
+    until("the lease ends", || router(&daemon)["router"]["prefixes"] == 0);
+    let routes = json!({"set": [{"nexthop": 7, "prefixes": ["10.1.0.0/16"]}]});
+    agent.refused("router.routes", &routes, "lost");
+    let lease = agent.ok("router.renew", &json!({}));
+    assert_eq!((&lease["lost"], &lease["lease_ms"]), (&true.into(), &300.into()));
+    drop(agent);
+
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    assert_eq!(agent.ok("router.renew", &json!({}))["lost"], false);
+    // Another one takes over: QEMU connects again.
+    let mut second = Agent::hello(&daemon);
+    assert!(agent.ended());
+    assert_eq!(router(&daemon)["router"]["prefixes"], 0);
+    second.delegate(&mac("edge0"));
+    assert_eq!(router(&daemon)["router"]["prefixes"], 1);
+    drop(second);
+    until("it is withdrawn", || router(&daemon)["router"]["prefixes"] == 0);
+
+    // A new session begins without what the one before delegated.
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    agent.ok("hello", &json!({"protocol": 1, "agent": "again"}));
+    assert_eq!(router(&daemon)["router"]["prefixes"], 0);
+    agent.delegate(&mac("edge0"));
+    daemon.ok("port del edge0");
+    let lease = agent.ok("router.renew", &json!({}));
+    assert_eq!(lease["placed"]["interfaces"][0]["refused"], "not-your-port", "{lease}");
+    daemon.ok("port add edge0 --network lan --kind vhost --vm edge");
+    let lease = agent.ok("router.renew", &json!({}));
+    assert_eq!(lease["placed"]["interfaces"][0]["port"], "edge0", "{lease}");
+    assert!(agent.ok("router.renew", &json!({})).get("placed").is_none());
+    daemon.ok("port del edge0");
+    daemon.ok("port del edge1");
+    daemon.ok("vm del edge");
+    assert!(agent.ended());
+    assert!(!channel(&daemon).exists());
+    assert_eq!(daemon.json("router list --json"), json!([]));
+}
+
+#[test]
+fn the_operator_has_the_last_word() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    daemon.ok("network add lan");
+    daemon.ok(&format!("vm add edge --channel {}", channel(&daemon).display()));
+    daemon.ok("port add edge0 --network lan --kind vhost --vm edge");
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    daemon.ok("router bypass edge off");
+    let shown = router(&daemon);
+    assert_eq!(
+        (&shown["router"]["bypass"], &shown["router"]["prefixes"]),
+        (&false.into(), &1.into())
+    );
+    daemon.fails("router bypass web off", 4, &["no vm named web"]);
+    daemon.fails("router bypass edge maybe", 2, &["on, off"]);
+    drop(agent);
+    daemon.stop();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    assert_eq!(router(&daemon)["router"]["bypass"], false, "it holds over a restart");
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    daemon.ok("router bypass edge on");
+    assert_eq!(router(&daemon)["router"]["bypass"], true);
+    daemon.stop();
+    assert!(!directory.path().join("edge.sock").exists());
+}
+
+#[test]
+fn sockets_are_checked() {
+    let daemon = set_up(&[]);
+    let path = channel(&daemon);
+    let path = path.display();
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(channel(&daemon)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    daemon.fails(&format!("vm add b --channel {path}"), 5, &["vm edge has the socket"]);
+    daemon.fails(
+        &format!("port add b --network lan --kind vhost --socket {path}"),
+        5,
+        &["vm edge has the socket"],
+    );
+    let port = daemon.run_dir.join("ports/web0.sock");
+    daemon.fails(&format!("vm add b --channel {}", port.display()), 5, &["port web0 has"]);
+    let long = format!("vm add b --channel /{}", "x".repeat(107));
+    daemon.fails(&long, 2, &["--channel", "107"]);
+    daemon.fails("vm add b --channel /nonexistent/b", 1, &["channel: cannot bind /nonexistent/b"]);
+    daemon.fails("vm add b --prefixes-max 0", 2, &["--prefixes-max", "1048576"]);
+    daemon.fails("router show web", 4, &["no guest channel", "--channel PATH"]);
+    daemon.ok(&format!("vm add edge --channel {path}"));
+    daemon.fails("vm add edge", 5, &["exists already"]);
+    // What a killed daemon leaves is replaced.
+    let stale = daemon.run_dir.join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    daemon.ok(&format!("vm add stale --channel {}", stale.display()));
+    UnixStream::connect(stale).unwrap();
+}
