@@ -62,9 +62,6 @@ impl Plan {
 
     /// Tells the interfaces, if they are others now and nothing leads over those that go.
     pub(super) fn next_interfaces(&mut self) -> Option<Call> {
-        if self.interfaces.as_ref() == Some(&self.frame.interfaces) {
-            return None;
-        }
         let told = self.interfaces.iter().flatten();
         let stays = |old: &&Interface| {
             let same = |new: &Interface| {
@@ -76,6 +73,9 @@ impl Plan {
         if leaving != self.places.leaving {
             self.places.leaving = leaving;
             self.numbers.doubt_all();
+        }
+        if self.interfaces.as_ref() == Some(&self.frame.interfaces) {
+            return None;
         }
         if self.numbers.lead_over(&self.places.leaving) {
             return None;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use api::channel::{Hop, Prefix, To};
 
 use super::{Places, Plan};
-use crate::state::{Entry, Family, Gateway, Ifindex, State, Target};
+use crate::state::{Family, Gateway, Ifindex, State, Target};
 
 /// Hops of a next hop at most, with those that are repeated for their weight.
 pub(super) const HOPS_MAX: usize = 64;
@@ -64,19 +64,24 @@ impl Plan {
         let host = prefix.length() == family.bits();
         // What table `local` has is before all of table `main`.
         let shadowed = shorter.is_some_and(|most| state.local.covering(address, most).is_some());
-        let route = best(state, state.main.entries(prefix));
+        let route = best(state, prefix);
         if shadowed {
             return route.map(|_| Way::To(&Target::Own));
         }
         match (route, shorter) {
-            (Some(target), _) => match link(state, target) {
-                Some(index) if host => Some(neighbour(state, index, address)),
-                Some(_) => Some(Way::To(&Target::Router)),
-                None => Some(Way::To(target)),
-            },
+            (Some(target), _) => {
+                let index = link(state, target).filter(|_| host);
+                let index = index.filter(|index| state.neighbour(*index, address).is_some());
+                Some(match (index, target) {
+                    (Some(index), _) => Way::Neighbour(index, address),
+                    (None, Target::Link(_)) => Way::To(&Target::Router),
+                    // A nexthop object may lead elsewhere tomorrow, also if it is a link today.
+                    (None, target) => Way::To(target),
+                })
+            }
             (None, Some(most)) if host => {
                 let covering = state.main.covering(address, most)?;
-                let index = link(state, best(state, state.main.entries(covering))?)?;
+                let index = link(state, best(state, covering)?)?;
                 state.neighbour(index, address).map(|_| Way::Neighbour(index, address))
             }
             (None, _) => None,
@@ -145,13 +150,6 @@ impl Places {
     }
 }
 
-fn neighbour<'a>(state: &State, index: Ifindex, address: IpAddr) -> Way<'a> {
-    match state.neighbour(index, address) {
-        Some(_) => Way::Neighbour(index, address),
-        None => Way::To(&Target::Router),
-    }
-}
-
 /// The link whose neighbours a target is.
 fn link(state: &State, target: &Target) -> Option<Ifindex> {
     match target {
@@ -165,12 +163,15 @@ fn link(state: &State, target: &Target) -> Option<Ifindex> {
 }
 
 /// Where the best of a prefix's routes leads.
-fn best<'a>(state: &'a State, entries: &[Entry]) -> Option<&'a Target> {
-    // Only the kernel looks at the type of service.
-    if entries.iter().any(|entry| entry.tos != 0) {
+fn best(state: &State, prefix: Prefix) -> Option<&Target> {
+    let entries = state.main.entries(prefix);
+    let best = entries.iter().min_by_key(|entry| entry.metric)?;
+    let alike = entries.iter().filter(|entry| entry.metric == best.metric).count();
+    let v6 = prefix.address().is_ipv6();
+    // Only the kernel looks at the type of service, and chooses among equal routes of IPv6.
+    if entries.iter().any(|entry| entry.tos != 0) || (v6 && alike > 1) {
         return Some(&Target::Router);
     }
-    let best = entries.iter().min_by_key(|entry| entry.metric)?;
     state.targets.get(best.target)
 }
 

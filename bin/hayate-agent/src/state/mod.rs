@@ -14,7 +14,8 @@ use api::Mac;
 use api::channel::Prefix;
 
 pub(crate) use links::{FamilyConf, Kind, Link};
-pub(crate) use routes::{Change, ChangeKind, Entry, Table};
+use routes::Done;
+pub(crate) use routes::{Change, ChangeKind, Table};
 pub(crate) use targets::{Gateway, Target, TargetId, Targets};
 
 /// Version of IP.
@@ -224,10 +225,10 @@ impl State {
     pub(crate) fn change_route(&mut self, local: bool, prefix: Prefix, change: &Change) -> bool {
         let table = if local { &mut self.local } else { &mut self.main };
         let done = table.change(&mut self.targets, prefix, change);
-        if done != routes::Done::Nothing {
+        if matches!(done, Done::Changed | Done::Unclear) {
             self.touch_route(local, prefix);
         }
-        done != routes::Done::Unclear
+        matches!(done, Done::Changed | Done::Nothing)
     }
 
     /// Puts a table that was read anew in place of the old one, for one version of IP.

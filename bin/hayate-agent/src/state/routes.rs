@@ -63,6 +63,8 @@ pub(super) enum Done {
     Changed,
     /// It cannot be told; the route leads to the router now.
     Unclear,
+    /// It cannot be told; where the prefix leads stays the same.
+    Unread,
 }
 
 impl Default for Table {
@@ -151,12 +153,15 @@ impl Table {
         let new = Entry { metric: change.metric, tos: change.tos, target };
         let v6 = prefix.address().is_ipv6();
         let first = entries.iter().position(same);
+        let vague = matches!(change.target, Target::Own | Target::Router);
         let done = match (change.kind, known, first) {
             (ChangeKind::Removed, Some(place), _) => {
                 targets.release(entries.remove(place).target);
                 Done::Changed
             }
             (ChangeKind::Removed, None, None) => Done::Nothing,
+            // Two routes that are one to us: the kernel knows how many there are.
+            (ChangeKind::Added | ChangeKind::Appended, Some(_), _) if vague => Done::Unread,
             (_, Some(_), _) if alike == 1 => Done::Nothing,
             (ChangeKind::Added | ChangeKind::Appended | ChangeKind::Replaced, None, None) => {
                 targets.share(target);
