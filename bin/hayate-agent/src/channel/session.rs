@@ -240,3 +240,6 @@ fn read<R: DeserializeOwned>(result: Value) -> Result<R, End> {
     serde_json::from_value(result)
         .map_err(|error| End::Failed(format!("the daemon's answer cannot be read: {error}")))
 }
+
+#[cfg(test)]
+mod tests;

@@ -188,6 +188,17 @@ pub(super) fn traffic_control(socket: &mut Socket, state: &State) -> BTreeSet<Ob
     obstacles
 }
 
+/// BPF programs on links that could be delegated, of which netlink says nothing.
+pub(super) fn programs(state: &State) -> BTreeSet<Obstacle> {
+    let links = state.links.iter().filter(|(_, link)| link.kind != Kind::Other);
+    let found = links.filter_map(|(index, link)| match sys::bpf::tcx_attached(*index) {
+        Ok(false) => None,
+        Ok(true) => Some(format!("a BPF program is attached to {} (tcx)", link.name)),
+        Err(error) => Some(format!("BPF programs on {} cannot be read: {error}", link.name)),
+    });
+    found.map(Obstacle::all).collect()
+}
+
 /// Settings of `/proc/sys/net`: what holds for all interfaces, and what is in the way.
 pub(super) fn sysctl() -> (Settings, BTreeSet<Obstacle>) {
     let mut obstacles = BTreeSet::new();

@@ -202,6 +202,9 @@ impl Kernel {
         if due.quiet {
             state.set_obstacles("iptables", checks::iptables());
         }
+        if due.quiet || due.links {
+            state.set_obstacles("tcx", checks::programs(state));
+        }
         if due.objects {
             self.read_objects(state)?;
         }

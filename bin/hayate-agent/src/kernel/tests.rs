@@ -258,3 +258,57 @@ fn lost_events_are_made_up_for() {
         assert!(state.main.len() > 2000);
     });
 }
+
+/// A message of a VLAN link, as the kernel writes it.
+fn vlan_message(vid: u16, protocol: u16, egress: &[u8]) -> Vec<u8> {
+    let mut data = Vec::new();
+    attribute(&mut data, IFLA_VLAN_PROTOCOL, &protocol.to_be_bytes());
+    attribute(&mut data, IFLA_VLAN_ID, &vid.to_ne_bytes());
+    if !egress.is_empty() {
+        attribute(&mut data, IFLA_VLAN_EGRESS_QOS, egress);
+    }
+    let mut info = Vec::new();
+    attribute(&mut info, IFLA_INFO_KIND, b"vlan\0");
+    attribute(&mut info, IFLA_INFO_DATA, &data);
+    let mut body = vec![0; 16];
+    body[2..4].copy_from_slice(&ARPHRD_ETHER.to_ne_bytes());
+    body[4..8].copy_from_slice(&9_u32.to_ne_bytes());
+    body[8..12].copy_from_slice(&(IFF_UP | IFF_LOWER_UP).to_ne_bytes());
+    attribute(&mut body, IFLA_IFNAME, b"eth0.10\0");
+    attribute(&mut body, IFLA_LINK, &2_u32.to_ne_bytes());
+    attribute(&mut body, IFLA_LINKINFO, &info);
+    body
+}
+
+// The kernel that runs the tests may have no VLANs.
+#[test]
+fn vlans_are_read() {
+    use crate::state::Kind;
+    let link = |vid, protocol, egress: &[u8]| {
+        read::link(&vlan_message(vid, protocol, egress)).unwrap().unwrap().link
+    };
+    let plain = link(10, 0x8100, &[]);
+    assert_eq!(plain.kind, Kind::Vlan { parent: 2, vid: 10 });
+    assert_eq!((plain.name.as_str(), plain.takes_from, plain.priorities), ("eth0.10", None, false));
+    assert_eq!(link(10, 0x88a8, &[]).kind, Kind::Other);
+    assert_eq!(link(0, 0x8100, &[]).kind, Kind::Other);
+    assert!(link(10, 0x8100, &[0; 8]).priorities);
+}
+
+#[test]
+fn messages_that_are_cut_are_errors_and_no_panics() {
+    let whole = vlan_message(10, 0x8100, &[]);
+    for len in 0..whole.len() {
+        let cut = &whole[..len];
+        // Cut between two attributes it is a message as well.
+        let _ = read::link(cut);
+        let _ = read::object(cut);
+        let _ = read::rule(cut);
+        for kind in [RTM_NEWROUTE, RTM_NEWNEIGH] {
+            let message = Message { kind, flags: 0, body: cut };
+            let _ = read::route(&message);
+            let _ = read::neighbour(&message);
+        }
+    }
+    assert!(read::link(&whole[..11]).is_err() && read::link(&whole[..18]).is_err());
+}
