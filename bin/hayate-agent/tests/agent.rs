@@ -480,10 +480,14 @@ fn what_is_not_plain_is_not_delegated() {
     router.sh("sysctl -qw net.ipv4.ip_forward=1");
     daemon.until_status(Policy::Plain, "");
     // An interface that is taken by a bridge.
+    daemon.until("two interfaces", |tables| tables.model.interfaces.len() == 2);
     router.ip("link add br0 type bridge");
     router.ip("link set eth2 master br0");
     daemon.until("eth2 in a bridge", |tables| tables.model.interfaces.len() == 1);
     assert!(agent.status(&[]).contains("belongs to a bridge"));
+    // The older iptables; its tables stay.
+    router.sh("iptables-legacy -A FORWARD -j ACCEPT");
+    daemon.until_status(Policy::Nothing, "iptables-legacy has a table filter");
 }
 
 #[test]

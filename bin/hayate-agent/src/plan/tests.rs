@@ -517,6 +517,21 @@ fn resolve(state: &State, model: &Model, way: &Naive) -> Option<Vec<Hop>> {
     Some(list)
 }
 
+/// A request in the steps in which a daemon carries it out: prefix by prefix.
+fn steps(call: Call) -> Vec<Call> {
+    let Call::Routes(routes) = call else { return vec![call] };
+    let set = |nexthop, prefix| Routes {
+        set: vec![Via { nexthop, prefixes: vec![prefix] }],
+        del: Vec::new(),
+    };
+    let dels = routes.del.into_iter().map(|prefix| Routes { set: Vec::new(), del: vec![prefix] });
+    let sets = routes
+        .set
+        .into_iter()
+        .flat_map(|via| via.prefixes.into_iter().map(move |prefix| set(via.nexthop, prefix)));
+    dels.chain(sets).map(Call::Routes).collect()
+}
+
 /// Something that happens.
 #[derive(Clone, Debug)]
 enum Event {
@@ -687,18 +702,20 @@ proptest! {
                     done = true;
                     break;
                 };
-                carry_out(&mut model, &mut plan, call.clone());
                 rest -= 1;
-                for to in probes {
-                    let now = match model.look_up(to) {
-                        None | Some(To::Own) => continue,
-                        Some(To::Via(hops)) if hops.is_empty() => continue,
-                        Some(To::Via(hops)) => plain(Some(hops.clone())),
-                    };
-                    prop_assert!(
-                        allowed[&to].contains(&now),
-                        "{to} goes to {now:?} after {call:?}; {:?}", allowed[&to]
-                    );
+                for step in steps(call) {
+                    carry_out(&mut model, &mut plan, step.clone());
+                    for to in probes {
+                        let now = match model.look_up(to) {
+                            None | Some(To::Own) => continue,
+                            Some(To::Via(hops)) if hops.is_empty() => continue,
+                            Some(To::Via(hops)) => plain(Some(hops.clone())),
+                        };
+                        prop_assert!(
+                            allowed[&to].contains(&now),
+                            "{to} goes to {now:?} after {step:?}; {:?}", allowed[&to]
+                        );
+                    }
                 }
             }
             if done {
