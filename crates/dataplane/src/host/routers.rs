@@ -8,7 +8,8 @@ use std::sync::Arc;
 use packet::Checked;
 use packet::route::Packet;
 use switch::{
-    PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step, SwitchError,
+    Flood, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
+    SwitchError,
 };
 use tokio::sync::oneshot;
 
@@ -123,6 +124,11 @@ impl Host {
         }
         let packet = Packet::parse(frame, frame.len(), &Checked::PLAIN);
         Ok(self.0.switch.snapshot().explain(from, frame, packet, self.0.now_ms()))
+    }
+
+    /// The ports of a flood that [`Host::explain`] told of.
+    pub fn flooded(&self, flood: Flood) -> Vec<PortId> {
+        self.0.switch.snapshot().flood(flood).map(|member| member.port).collect()
     }
 
     /// Waits until no worker deals with a frame that it took up before.
