@@ -4,11 +4,12 @@
 
 mod common;
 
-use common::{Daemon, Namespace, until};
+use common::{Daemon, Namespace, repository, until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Whoever is at the other end of a channel.
 struct Agent {
@@ -527,4 +528,148 @@ fn flow_why_follows_a_packet() {
     daemon.fails("flow why --from x src=10.1.0.2 dst=10.2.0.2", 4, &["no port named x"]);
     daemon.fails("flow why --from c0 src=10.1.0.2 dst=::1", 2, &["two versions"]);
     daemon.fails("flow why --from c0 src=10.1.0.2 dst=10.2.0.2 size=9", 2, &["20 to 65535"]);
+}
+
+/// What a process has in memory, KiB.
+fn resident(daemon: &Daemon) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// CPU time of the daemon's control thread.
+fn control_time(daemon: &Daemon) -> Duration {
+    let pid = daemon.pid();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Requests to delegate many prefixes, and to withdraw them: each as long as a line may be.
+fn long_lines() -> [String; 2] {
+    let prefixes: Vec<String> =
+        (0..3500).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256)).collect();
+    let set = json!({"set": [{"nexthop": 7, "prefixes": prefixes}]});
+    [set, json!({"del": prefixes})].map(|params| {
+        let line = json!({"jsonrpc": "2.0", "id": 1, "method": "router.routes", "params": params});
+        let line = format!("{line}\n");
+        assert!((50_000..65_536).contains(&line.len()), "{}", line.len());
+        line
+    })
+}
+
+#[test]
+fn whoever_does_not_read_waits_and_takes_no_memory() {
+    let daemon = set_up(&[]);
+    let mut before = 0;
+    for round in 0..40 {
+        let mut agent = Agent::hello(&daemon);
+        agent.delegate(&mac("edge0"));
+        let mut stream = agent.stream.into_inner();
+        stream.set_nonblocking(true).unwrap();
+        let text = match round % 4 {
+            0 => "x".repeat(1 << 20),
+            1 => "\n{}\n".repeat(1 << 18),
+            2 => "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"router.counters\"}\n".repeat(1 << 14),
+            _ => long_lines().concat().repeat(8),
+        };
+        // As much as the socket takes; what is too much stays with us.
+        let (mut rest, mut full) = (text.as_bytes(), 0);
+        while full < 20 && !rest.is_empty() {
+            match stream.write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(_) => {
+                    full += 1;
+                    assert_eq!(daemon.http("GET", "/v1/routers", "").0, 200);
+                }
+            }
+        }
+        if round == 4 {
+            before = resident(&daemon);
+        }
+    }
+    let more = resident(&daemon) - before;
+    assert!(more < 16 * 1024, "{more} KiB more than before");
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+}
+
+#[test]
+fn a_flood_of_requests_takes_a_quarter_of_the_control_thread() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    let flood = agent.stream.get_ref().try_clone().unwrap();
+    let (asked, begun) = (control_time(&daemon), Instant::now());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let lines = long_lines();
+            let mut to = &flood;
+            // Until the connection is shut down.
+            while lines.iter().all(|line| to.write_all(line.as_bytes()).is_ok()) {}
+        });
+        scope.spawn(|| {
+            let mut line = String::new();
+            while agent.stream.read_line(&mut line).is_ok_and(|read| read > 0) {
+                assert!(line.contains("\"result\":{}"), "{line}");
+                line.clear();
+            }
+        });
+        // Meanwhile others are served.
+        while begun.elapsed() < Duration::from_secs(12) {
+            assert_eq!(daemon.http("GET", "/v1/routers/edge", "").0, 200);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        flood.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    let (used, passed) = (control_time(&daemon) - asked, begun.elapsed());
+    // A quarter and two seconds are for the requests; the rest for all around them.
+    let most = passed / 3 + Duration::from_secs(2);
+    assert!(used < most, "{used:?} of CPU in {passed:?}");
+}
+
+/// The blocks of `docs/guest-channel.md` of one kind.
+fn shown(kind: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository().join("docs/guest-channel.md")).unwrap();
+    let fence = format!("\n```{kind}\n");
+    let blocks = text.split(&fence).skip(1);
+    blocks.map(|rest| rest.split("\n```\n").next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_session_in_the_docs_is_as_it_is_shown() {
+    let daemon = Daemon::start(&[]);
+    let socket = channel(&daemon);
+    for line in shown("sh")[0].lines().filter(|line| !line.ends_with("daemon &")) {
+        let words = line.replace("/run/edge.sock", socket.to_str().unwrap());
+        daemon.ok(words.strip_prefix("hayate ").unwrap());
+    }
+    let mut agent = Agent::connect(&daemon);
+    let session = &shown("text")[0];
+    assert!(session.lines().count() > 20);
+    for line in session.lines() {
+        match line.split_at(3) {
+            ("-> ", request) => agent.send(&format!("{request}\n")),
+            ("<- ", answer) => {
+                let mut expected: Value = serde_json::from_str(answer).unwrap();
+                if let Some(version) = expected.pointer_mut("/result/daemon") {
+                    *version = concat!("hayate ", env!("CARGO_PKG_VERSION")).into();
+                }
+                assert_eq!(agent.answer(), expected, "{line}");
+            }
+            _ => panic!("{line:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_docs_explain_every_refusal() {
+    let docs = std::fs::read_to_string(repository().join("docs/guest-channel.md")).unwrap();
+    for refusal in api::channel::Refusal::ALL {
+        let code = match refusal {
+            api::channel::Refusal::NotYourPort => String::new(),
+            other => format!("{} ", other.code()),
+        };
+        let line = format!("| `{}` | {code}| ", refusal.name());
+        assert!(docs.contains(&line), "{line}");
+    }
 }
