@@ -49,6 +49,10 @@ pub enum Kind {
     Jumbo,
     /// TCP segments of 64 KiB that pass in one piece
     Tso,
+    /// frames through 0, 1, 2, 4 and 8 routers that let the switch forward for them, and by size
+    Routers,
+    /// frames to 1 M addresses at random through a router with 10, 1 k, 100 k and 1 M prefixes
+    Prefixes,
 }
 
 /// Ring formats.
@@ -126,6 +130,10 @@ pub struct Cell {
     pub entries: u16,
     /// Flows, or machines at each of the two ports.
     pub flows: u32,
+    /// Routers on the way.
+    pub routers: u16,
+    /// Prefixes that each of them has routes for.
+    pub prefixes: u32,
     /// Frames or round trips a second; none: as many as go.
     pub rate: Option<u32>,
     /// How far frames go.
@@ -176,6 +184,8 @@ impl Choice {
             queues: 1,
             entries: self.entries,
             flows: 1,
+            routers: 0,
+            prefixes: 0,
             rate: None,
             side: Side::Both,
             touch: self.touch,
@@ -212,6 +222,17 @@ impl Choice {
             Kind::Queues => cells.extend([1, 4].map(|queues| Cell { queues, ..plain })),
             Kind::Jumbo => cells.push(Cell { size: 9_000, ..plain }),
             Kind::Tso => cells.push(Cell { size: 65_000, offloads: true, ..plain }),
+            Kind::Routers => {
+                cells.extend([0, 1, 2, 4, 8].map(|routers| Cell { routers, ..plain }));
+                let larger = self.sizes.iter().filter(|size| **size != plain.size);
+                let routers = |&size| [0, 1].map(|routers| Cell { routers, size, ..plain });
+                cells.extend(larger.flat_map(routers));
+            }
+            Kind::Prefixes => {
+                let plain = Cell { routers: 1, flows: 1_000_000, ..plain };
+                let many = [10, 1_000, 100_000, 1_000_000];
+                cells.extend(many.map(|prefixes| Cell { prefixes, ..plain }));
+            }
         }
     }
 }
@@ -234,7 +255,8 @@ impl Cell {
         let mtu = (self.kind == Kind::Jumbo).then_some(9_000);
         // What every switch has room for needs not be asked for.
         let macs = if self.kind == Kind::Macs && self.flows > 500 { 2 * self.flows } else { 0 };
-        Topology { ports, queues: self.queues, mtu, macs, offloads: self.offloads }
+        let Cell { queues, offloads, routers, prefixes, .. } = *self;
+        Topology { ports, queues, mtu, macs, offloads, routers, prefixes }
     }
 
     /// The traffic.
@@ -257,7 +279,12 @@ impl Cell {
                 _ => Paths::OneWay,
             },
             flows: self.flows,
-            vary: if self.kind == Kind::Macs { Flows::Macs } else { Flows::Ports },
+            vary: match self.kind {
+                Kind::Macs => Flows::Macs,
+                Kind::Prefixes => Flows::Destinations,
+                _ => Flows::Ports,
+            },
+            routers: self.routers,
             touch: self.touch,
             deliver: self.side == Side::Both,
         }
@@ -276,6 +303,16 @@ impl Cell {
             Kind::Pairs => format!("{} pairs", self.pairs),
             Kind::Flows => format!("{} flows", count(self.flows)),
             Kind::Macs => format!("{} machines", count(2 * self.flows)),
+            Kind::Routers => {
+                let size =
+                    if self.size == 64 { String::new() } else { format!("{} B, ", self.size) };
+                match self.routers {
+                    0 => format!("{size}no router"),
+                    1 => format!("{size}1 router"),
+                    many => format!("{size}{many} routers"),
+                }
+            }
+            Kind::Prefixes => format!("{} prefixes", count(self.prefixes)),
             Kind::Queues if self.queues == 1 => "1 queue".to_owned(),
             Kind::Queues => format!("{} queues", self.queues),
             _ => format!("{} B", self.size),

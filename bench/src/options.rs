@@ -41,7 +41,9 @@ pub struct Options {
     pub rings: Vec<Rings>,
     /// Systems, in the order they take turns; each in the tables it has a place in
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    #[arg(default_value = "hayate,hayate-latency,hayate-power,testpmd,ovs,ovs-sleep,bridge,limit")]
+    #[arg(
+        default_value = "hayate,hayate-latency,hayate-power,hayate-routed,testpmd,ovs,ovs-sleep,bridge,limit"
+    )]
     pub systems: Vec<System>,
     /// Rounds: in each of them every system has its turn, with the same guest memory
     #[arg(long, value_name = "N", default_value = "3")]

@@ -33,7 +33,12 @@ pub enum Flows {
     Ports,
     /// MAC addresses too: machines behind the two ports.
     Macs,
+    /// The destination's IP address, at random in [`PREFIXES`].
+    Destinations,
 }
+
+/// Where the destinations of [`Flows::Destinations`] are: first address, and length of the prefix.
+pub const PREFIXES: (u32, u32) = (32 << 24, 4);
 
 /// The frames of one direction between two ports.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +51,8 @@ pub struct FrameSpec {
     pub to: u16,
     /// What flows differ in.
     pub flows: Flows,
+    /// The router they are sent to, if they are not sent to the receiver.
+    pub gateway: Option<[u8; 6]>,
 }
 
 /// MAC address of machine `flow` behind a port; locally administered.
@@ -53,6 +60,12 @@ pub struct FrameSpec {
 pub fn mac(port: u16, flow: u32) -> [u8; 6] {
     let [_, b, c, d] = flow.to_be_bytes();
     [0x02, (port >> 8) as u8, port as u8, b, c, d]
+}
+
+/// MAC address of router `number`, on its left (0) or right (1) side.
+#[must_use]
+pub fn gateway(number: u16, side: u8) -> [u8; 6] {
+    [0x02, 0xfe, side, 0, (number >> 8) as u8, number as u8]
 }
 
 /// Frame `flow`, with its virtio-net header in front.
@@ -64,7 +77,7 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
     bytes[..header].fill(0);
     let frame = &mut bytes[header..];
     let machine = if spec.flows == Flows::Macs { flow } else { 0 };
-    frame[..6].copy_from_slice(&mac(spec.to, machine));
+    frame[..6].copy_from_slice(&spec.gateway.unwrap_or(mac(spec.to, machine)));
     frame[6..12].copy_from_slice(&mac(spec.from, machine));
     frame[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
 
@@ -78,8 +91,18 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
     ip[9] = protocol;
     // 60,000 flows differ in the source port, more in the source address too.
     let [_, _, high, low] = (flow / 60_000).to_be_bytes();
-    ip[12..16].copy_from_slice(&[10, 1, high, low]);
-    ip[16..20].copy_from_slice(&[10, 2, 0, 1]);
+    let mut ends = [[10, 1, high, low], [10, 2, 0, 1]];
+    if spec.flows == Flows::Destinations {
+        let (first, length) = PREFIXES;
+        // Every address once in 2^32 flows, and neighbours far from each other.
+        let random = flow.wrapping_mul(0x9e37_79b1).rotate_left(16).wrapping_mul(0x85eb_ca6b);
+        ends = [[10, 1, 0, 1], (first + (random >> length)).to_be_bytes()];
+    }
+    // Routers care where an answer comes from.
+    if spec.gateway.is_some() && spec.from % 2 == 1 {
+        ends.reverse();
+    }
+    ip[12..20].copy_from_slice(ends.as_flattened());
     let sum = checksum(ip);
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
     let mut addresses = [0; 8];
@@ -140,7 +163,7 @@ mod tests {
     fn a_frame_says_its_flow_and_has_a_good_ip_header() {
         for size in [64, 128, 1518, 9018, 65_000] {
             for flow in [0, 1, 59_999, 60_000, 1_000_000] {
-                let spec = FrameSpec { size, from: 1, to: 2, flows: Flows::Ports };
+                let spec = FrameSpec { size, from: 1, to: 2, flows: Flows::Ports, gateway: None };
                 let bytes = build(&spec, flow);
                 let frame = &bytes[HEADER as usize..];
                 assert_eq!(frame.len(), size as usize);
@@ -154,7 +177,7 @@ mod tests {
     #[test]
     fn flows_are_distinct() {
         let key = |flow| {
-            let spec = FrameSpec { size: 64, from: 0, to: 1, flows: Flows::Ports };
+            let spec = FrameSpec { size: 64, from: 0, to: 1, flows: Flows::Ports, gateway: None };
             let bytes = build(&spec, flow);
             bytes[HEADER as usize + 26..HEADER as usize + 38].to_vec()
         };

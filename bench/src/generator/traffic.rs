@@ -44,6 +44,8 @@ pub struct TrafficSpec {
     pub flows: u32,
     /// What they differ in.
     pub vary: Flows,
+    /// Routers between the first card and the second.
+    pub routers: u16,
     /// What guests do with frames.
     pub touch: Touch,
     /// Receivers give their buffers back, so that frames arrive. Without, the switch takes frames
@@ -536,7 +538,11 @@ pub(super) fn source<R: Ring>(
 /// The frames of card `index`: to its neighbour.
 pub(super) fn frames_of(index: usize, spec: &TrafficSpec) -> FrameSpec {
     let from = index as u16;
-    FrameSpec { size: spec.size, from, to: from ^ 1, flows: spec.vary }
+    let gateway = (spec.routers > 0).then(|| match from % 2 {
+        0 => frames::gateway(1, 0),
+        _ => frames::gateway(spec.routers, 1),
+    });
+    FrameSpec { size: spec.size, from, to: from ^ 1, flows: spec.vary, gateway }
 }
 
 /// Sends a frame and waits for its arrival: when that was, and the length with header. The frame's

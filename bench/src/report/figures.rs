@@ -25,7 +25,7 @@ struct Plot {
     value: fn(&Row<'_>, &Window) -> Option<f64>,
 }
 
-const PLOTS: [Plot; 11] = [
+const PLOTS: [Plot; 12] = [
     Plot {
         kind: Kind::Throughput,
         file: "throughput",
@@ -97,6 +97,14 @@ const PLOTS: [Plot; 11] = [
         across: "flows",
         up: "Mpps",
         value: |_, window| Some(window.mpps),
+    },
+    Plot {
+        kind: Kind::Routers,
+        file: "routers",
+        title: "Frames of 64 bytes between two guests with routers between them",
+        across: "routers",
+        up: "Mpps",
+        value: |row, window| (row.cell.size == 64).then_some(window.mpps),
     },
     Plot {
         kind: Kind::Cpu,
@@ -173,6 +181,7 @@ fn color(system: System) -> RGBColor {
         System::Ovs => RGBColor(0x00, 0x9e, 0x73),
         System::HayateLatency => RGBColor(0xe6, 0x9f, 0x00),
         System::HayatePower => RGBColor(0xf0, 0xe4, 0x42),
+        System::HayateRouted => RGBColor(0x00, 0x00, 0x00),
         System::OvsSleep => RGBColor(0x56, 0xb4, 0xe9),
         System::Bridge => RGBColor(0xcc, 0x79, 0xa7),
         System::Limit => RGBColor(0x99, 0x99, 0x99),

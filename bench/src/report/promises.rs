@@ -62,7 +62,7 @@ fn promises() -> Vec<Promise> {
     use Bound::{AtLeast, AtMost};
     use Measure::{IdleAt, Of, Over, OverCell};
     use Rings::{Packed, Split};
-    use System::{Hayate, HayateLatency, Ovs, OvsSleep, Testpmd};
+    use System::{Hayate, HayateLatency, HayateRouted, Ovs, OvsSleep, Testpmd};
     use figure::{CPU, CYCLES, LOST, P50, P99, RATE};
 
     let of = |kind, rings, cells, text, measure, bound| Promise {
@@ -139,6 +139,30 @@ fn promises() -> Vec<Promise> {
             "1 M: rate, of that with two",
             rate(),
             AtLeast(0.70),
+        ),
+        of(
+            Kind::Routers,
+            None,
+            |cell| cell.routers == 8,
+            "8: rate, of that without",
+            OverCell(|cell| cell.routers == 0, RATE),
+            AtLeast(0.85),
+        ),
+        of(
+            Kind::Routers,
+            None,
+            |cell| cell.routers == 1 && cell.size == 64,
+            "1: rate, of that through it",
+            Over(Hayate, HayateRouted, RATE),
+            AtLeast(10.0),
+        ),
+        of(
+            Kind::Prefixes,
+            None,
+            |cell| cell.prefixes == 1_000_000,
+            "1 M: rate, of that with 10",
+            OverCell(|cell| cell.prefixes == 10, RATE),
+            AtLeast(0.75),
         ),
         of(
             Kind::Pairs,

@@ -94,6 +94,8 @@ pub(super) fn title(kind: Kind) -> &'static str {
         Kind::Queues => "Queue pairs of a guest",
         Kind::Jumbo => "Frames of 9000 bytes",
         Kind::Tso => "TCP segments of 64 KiB",
+        Kind::Routers => "Routers on the way",
+        Kind::Prefixes => "Prefixes of a router",
     }
 }
 
@@ -130,6 +132,16 @@ fn about(kind: Kind) -> Option<&'static str> {
              whole way: a switch moves each frame twice.",
         ),
         Kind::SwitchLoopback => Some("Both guests send and receive; frames of both ways together."),
+        Kind::Routers => Some(
+            "From guest to guest through Linux routers (network namespaces with TAP ports, \
+             `hayate-agent` in each). `hayate` forwards past them what they delegated, `hayate, no \
+             bypass` hands the same frames to each of them (`hayate router bypass NAME off`), OVS-DPDK \
+             has the rewrites of all routers as OpenFlow rules, written by hand.",
+        ),
+        Kind::Prefixes => Some(
+            "1 M destinations at random, past one Linux router that delegated so many prefixes. No \
+             two frames in a row have anything in common.",
+        ),
         Kind::Queues => Some("Each queue of the sender has frames; the switch has one worker."),
         _ => None,
     }

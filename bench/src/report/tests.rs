@@ -37,6 +37,8 @@ fn cell(kind: Kind) -> Cell {
         queues: 1,
         entries: 256,
         flows: 1,
+        routers: 0,
+        prefixes: 0,
         rate: None,
         side: Side::Both,
         touch: Touch::Headers,

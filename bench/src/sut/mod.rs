@@ -11,6 +11,7 @@ pub mod install;
 mod meter;
 pub mod ovs;
 pub mod process;
+mod router;
 pub mod testpmd;
 
 use std::io;
@@ -26,6 +27,7 @@ use crate::sched::{self, Thread};
 use bridge::Bridge;
 use meter::Meter;
 use process::Process;
+use router::Namespace;
 
 /// What can be measured.
 #[derive(
@@ -49,6 +51,8 @@ pub enum System {
     HayateLatency,
     /// hayate with `polling = "power"`
     HayatePower,
+    /// hayate, but frames go through the routers: Linux, a network namespace for each
+    HayateRouted,
     /// dpdk-testpmd forwarding between pairs of vhost ports: neither parses nor looks up
     Testpmd,
     /// Open vSwitch with DPDK, as a MAC-learning switch
@@ -69,6 +73,7 @@ impl System {
             System::Hayate => "hayate",
             System::HayateLatency => "hayate, latency",
             System::HayatePower => "hayate, power",
+            System::HayateRouted => "hayate, no bypass",
             System::Testpmd => "dpdk-testpmd io",
             System::Ovs => "OVS-DPDK",
             System::OvsSleep => "OVS-DPDK, sleep",
@@ -81,7 +86,11 @@ impl System {
     #[must_use]
     pub fn packages(self) -> &'static [&'static str] {
         match self {
-            System::Hayate | System::HayateLatency | System::HayatePower | System::Limit => &[],
+            System::Hayate
+            | System::HayateLatency
+            | System::HayatePower
+            | System::HayateRouted
+            | System::Limit => &[],
             System::Testpmd => &["dpdk"],
             System::Ovs | System::OvsSleep => &["openvswitch-switch-dpdk"],
             System::Bridge => &["iproute2"],
@@ -91,9 +100,12 @@ impl System {
     /// Whether it has a place in a cell's table.
     #[must_use]
     pub fn takes_part(self, cell: &Cell) -> bool {
-        use Kind::{Cpu, Macs, Pings, Rtt, Sides, Throughput, VmLoopback};
+        use Kind::{Cpu, Macs, Pings, Prefixes, Rtt, Sides, Throughput, VmLoopback};
         match self {
-            System::Hayate | System::Testpmd | System::Ovs => true,
+            System::Hayate => true,
+            System::Ovs => cell.kind != Prefixes,
+            System::Testpmd => cell.routers == 0,
+            System::HayateRouted => cell.kind == Kind::Routers && cell.routers > 0,
             System::HayateLatency | System::HayatePower => matches!(cell.kind, Rtt | Pings | Cpu),
             System::OvsSleep => matches!(cell.kind, Cpu | Pings | Sides),
             System::Bridge => matches!(cell.kind, Throughput | Rtt),
@@ -139,6 +151,10 @@ pub struct Topology {
     pub macs: u32,
     /// Segments larger than the MTU pass in one piece.
     pub offloads: bool,
+    /// Routers between the first port and the second.
+    pub routers: u16,
+    /// Prefixes that each of them has routes for.
+    pub prefixes: u32,
 }
 
 /// A switch that runs.
@@ -153,6 +169,8 @@ pub struct Running {
     meter: Meter,
     /// Its processes, the switch itself first: ended in this order.
     processes: Vec<Process>,
+    /// What the routers are, each with two ports.
+    _routers: Vec<Namespace>,
     /// Its files: removed after the processes ended.
     _dir: TempDir,
 }
@@ -240,9 +258,10 @@ impl SutError {
 /// See [`SutError`].
 pub fn start(system: System, topology: &Topology, place: Place) -> Result<Rig, SutError> {
     match system {
-        System::Hayate => hayate::start(topology, place, None).map(Rig::Switch),
-        System::HayateLatency => hayate::start(topology, place, Some("latency")).map(Rig::Switch),
-        System::HayatePower => hayate::start(topology, place, Some("power")).map(Rig::Switch),
+        System::Hayate => hayate::start(topology, place, "balanced", true).map(Rig::Switch),
+        System::HayateLatency => hayate::start(topology, place, "latency", true).map(Rig::Switch),
+        System::HayatePower => hayate::start(topology, place, "power", true).map(Rig::Switch),
+        System::HayateRouted => hayate::start(topology, place, "balanced", false).map(Rig::Switch),
         System::Testpmd => testpmd::start(topology, place).map(Rig::Switch),
         System::Ovs => ovs::start(topology, place, 0).map(Rig::Switch),
         System::OvsSleep => ovs::start(topology, place, 100).map(Rig::Switch),
@@ -255,7 +274,7 @@ pub fn start(system: System, topology: &Topology, place: Place) -> Result<Rig, S
 #[must_use]
 pub fn version(system: System) -> String {
     match system {
-        System::Hayate | System::HayateLatency | System::HayatePower => {
+        System::Hayate | System::HayateLatency | System::HayatePower | System::HayateRouted => {
             env!("CARGO_PKG_VERSION").to_owned()
         }
         System::Limit => String::new(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::meter::Meter;
 use super::process::{Process, run};
 use super::{Running, SutError, Topology, directory};
+use crate::generator::frames::{gateway, mac};
 use crate::place::Place;
 
 /// Where Debian puts the daemon that has DPDK in it.
@@ -91,10 +92,55 @@ pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Run
         add.extend(mtu.as_deref());
     }
     vsctl(&add)?;
+    for rule in rules(topology) {
+        run(&["ovs-ofctl", "add-flow", &bridge(at), &rule], &env)?;
+    }
     let ready = if connects { &[] } else { sockets.as_slice() };
     let thread = switch.wait_ready("pmd", ready)?;
     let meter = Meter::Ovs { control };
-    Ok(Running { sockets, connects, thread, meter, processes: vec![switch, database], _dir: dir })
+    Ok(Running {
+        sockets,
+        connects,
+        thread,
+        meter,
+        processes: vec![switch, database],
+        _routers: Vec::new(),
+        _dir: dir,
+    })
+}
+
+/// Where the bridge is spoken to.
+fn bridge(dir: &Path) -> String {
+    format!("unix:{}", dir.join("br0.mgmt").display())
+}
+
+/// What routers between the two ports would do, written down by hand: for each router and direction
+/// a rule in a table of its own.
+fn rules(topology: &Topology) -> Vec<String> {
+    let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let last = topology.routers;
+    let mut rules = Vec::new();
+    for number in 1..=last {
+        let next = if number == last { mac(1, 0) } else { gateway(number + 1, 0) };
+        let previous = if number == 1 { mac(0, 0) } else { gateway(number - 1, 1) };
+        // Ports of OpenFlow are numbered from 1.
+        let ways = [(0, number - 1, 1, next), (1, last - number, 0, previous)];
+        for (side, turn, to, destination) in ways {
+            let (source, own) = (gateway(number, 1 - side), gateway(number, side));
+            let on = if turn + 1 == last {
+                format!("output:v{to}")
+            } else {
+                format!("resubmit(,{})", turn + 1)
+            };
+            rules.push(format!(
+                "table={turn},priority=100,ip,dl_dst={},actions=mod_dl_src:{},mod_dl_dst:{},dec_ttl,{on}",
+                text(own),
+                text(source),
+                text(destination)
+            ));
+        }
+    }
+    rules
 }
 
 fn owned(command: &[&str]) -> Vec<String> {

@@ -68,6 +68,7 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         thread,
         meter: Meter::Testpmd,
         processes: vec![process],
+        _routers: Vec::new(),
         _dir: dir,
     })
 }

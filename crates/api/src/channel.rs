@@ -140,12 +140,15 @@ pub struct Interface {
     pub vlan: Option<u16>,
     /// Longest packet, bytes, 68 or more.
     pub mtu: u32,
-    /// What it asks of the sources of packets it gets.
+    /// What it asks of the sources of IPv4 packets it gets.
     #[serde(default)]
     pub source_check: SourceCheck,
+    /// What it asks of the sources of IPv6 packets it gets. Linux has no setting for it.
+    #[serde(default)]
+    pub source_check_v6: SourceCheck,
 }
 
-/// Reverse-path filtering (`rp_filter`).
+/// Reverse-path filtering (`rp_filter`), of one version of IP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceCheck {
@@ -156,6 +159,8 @@ pub enum SourceCheck {
     Loose,
     /// The route to the source leads back to where the packet came from.
     Strict,
+    /// No source will do: the router does not forward packets of this version that it gets here.
+    Closed,
 }
 
 /// Answer to [`Interfaces`]: each with its port, or why it has none. One without a port counts for

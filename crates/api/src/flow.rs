@@ -114,8 +114,10 @@ pub enum Step {
         router: Name,
         /// The interface it would have come to.
         ingress: String,
-        /// What the router delegated.
-        prefix: String,
+        /// The prefix that the router delegated, if it was one.
+        prefix: Option<String>,
+        /// Or the connection that it did: its addresses and ports behind the router.
+        connection: Option<String>,
         /// Number of the next hop.
         nexthop: u32,
         /// The interface it would have been sent from.

@@ -72,8 +72,10 @@ pub struct RouterInterface {
     pub vlan: Option<u16>,
     /// Longest packet, bytes.
     pub mtu: u32,
-    /// What it asks of the sources of packets.
+    /// What it asks of the sources of IPv4 packets.
     pub source_check: SourceCheck,
+    /// What it asks of the sources of IPv6 packets.
+    pub source_check_v6: SourceCheck,
     /// The port it is behind.
     pub port: Option<Name>,
     /// Why it has none.

@@ -300,9 +300,10 @@ fn card(interface: &Interface) -> Mac {
 
 fn placed<P: Copy>(interfaces: &[KnownInterface<P>]) -> Vec<PlacedInterface<P>> {
     let placed = |known: &KnownInterface<P>| {
-        let channel::Interface { mac, vlan, mtu, source_check, .. } = known.interface;
+        let channel::Interface { mac, vlan, mtu, source_check, source_check_v6, .. } =
+            known.interface;
         let (port, _) = known.port.as_ref()?;
-        Some(PlacedInterface { port: *port, mac, vlan, mtu, source_check })
+        Some(PlacedInterface { port: *port, mac, vlan, mtu, source_check, source_check_v6 })
     };
     interfaces.iter().filter_map(placed).collect()
 }

@@ -89,8 +89,10 @@ pub struct PlacedInterface<P> {
     pub vlan: Option<u16>,
     /// Longest packet, bytes.
     pub mtu: u32,
-    /// What it asks of sources.
+    /// What it asks of the sources of IPv4 packets.
     pub source_check: SourceCheck,
+    /// What it asks of the sources of IPv6 packets.
+    pub source_check_v6: SourceCheck,
 }
 
 /// Where a next hop leads.

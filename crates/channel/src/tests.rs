@@ -142,6 +142,7 @@ impl Model {
                     vlan: one.vlan,
                     mtu: one.mtu,
                     source_check: one.source_check,
+                    source_check_v6: one.source_check_v6,
                 })
                 .collect(),
             nexthops: self.nexthops.iter().map(|(n, to)| (*n, target(to))).collect(),
@@ -275,6 +276,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
             vlan: None,
             mtu: 1500 + mtu,
             source_check: SourceCheck::Off,
+            source_check_v6: SourceCheck::Off,
         },
     );
     let hop = (0..4u32, 10..12u8).prop_map(|(interface, n)| Hop { interface, mac: mac(n) });
@@ -426,6 +428,7 @@ fn interfaces_are_placed_when_their_port_is_known() {
         vlan: None,
         mtu: 1500,
         source_check: SourceCheck::Off,
+        source_check_v6: SourceCheck::Off,
     };
     // Its own card; one of a port that is not open; one that was seen behind two ports.
     let interfaces = vec![interface(1, 7, Some(0)), interface(2, 3, None), interface(3, 2, None)];

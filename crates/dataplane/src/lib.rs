@@ -28,12 +28,13 @@ mod worker;
 
 pub use host::{Host, HostError};
 pub use pace::{Moderation, Profile};
+pub use packet::tuple::Tuple;
 pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
 pub use status::{
     Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerState,
     WorkerStatus,
 };
 pub use switch::{
-    DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route, RouteCounts,
-    RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
+    By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,
+    RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
 };

@@ -9,7 +9,7 @@ use common::plane::{Plane, network};
 use common::vm::{ALL_OFFLOADS, Guest, Vm};
 use dataplane::{
     HopCount, NetworkId, NextHop, PortId, Prefix, Route, RouteId, RouterId, RouterInterface,
-    SourceCheck, Step,
+    SourceCheck, Step, Tuple,
 };
 
 /// A host, a router and another host, in two networks; the router has a card in each.
@@ -59,6 +59,7 @@ impl Lab {
             mac: packet::Mac(address(number)),
             mtu: 1500,
             check: SourceCheck::Off,
+            check_v6: SourceCheck::Off,
         };
         host.set_interfaces(id, vec![interface(1, R0), interface(2, R1)]).unwrap();
         let hop = NextHop { interface: 1, mac: packet::Mac(address(B)) };
@@ -240,6 +241,86 @@ fn after_a_withdrawal_is_settled_nothing_goes_past_the_router() {
     assert!(past(&mut lab));
     lab.plane.run(host.remove_router(id)).unwrap();
     assert!(!past(&mut lab));
+    lab.plane.end();
+}
+
+/// A router that translates: packets of a connection that it delegated go past it with the addresses
+/// and ports it would have given them.
+#[test]
+fn connections_are_translated() {
+    let guest = Guest { offloads: ALL_OFFLOADS, ..Guest::plain() }.for_any_size();
+    let mut lab = Lab::new(&guest);
+    let (host, id, route) = (lab.plane.host.clone(), lab.id, lab.route);
+    for prefix in prefixes() {
+        assert!(host.withdraw(id, prefix).unwrap());
+    }
+    let new = ([10, 99, 0, 7], 4321);
+    let tuple = |udp: bool, source: [u8; 4], source_port| Tuple {
+        protocol: if udp { 17 } else { 6 },
+        source: source.into(),
+        source_port,
+        destination: [10, 0, 0, 2].into(),
+        destination_port: 5000,
+    };
+    let mut bytes = 0;
+    for udp in [false, true] {
+        let (old, new) = (tuple(udp, [10, 0, 0, 1], 4000), tuple(udp, new.0, new.1));
+        host.add_connection(id, old, 0, new, route).unwrap();
+        assert!(host.remove_route(id, route).is_err(), "it is in use");
+        let packet = to_router(false, udp, 3);
+        let translated = |frame: &[u8]| {
+            let mut frame = forwarded(frame);
+            frame[26..30].copy_from_slice(&[10, 99, 0, 7]);
+            frame[34..36].copy_from_slice(&4321_u16.to_be_bytes());
+            for (at, end) in [(24, 34), (if udp { 40 } else { 50 }, frame.len())] {
+                frame[at..at + 2].fill(0);
+                let mut covered = frame[if end == 34 { 14 } else { 34 }..end].to_vec();
+                if end != 34 {
+                    covered.resize(covered.len().next_multiple_of(2), 0);
+                    covered.extend(&frame[26..34]);
+                    covered.extend([0, old.protocol]);
+                    covered.extend(((frame.len() - 34) as u16).to_be_bytes());
+                }
+                let csum = !common::frames::sum(&covered);
+                frame[at..at + 2].copy_from_slice(&csum.to_be_bytes());
+            }
+            frame
+        };
+        let [b, router] = lab.send(&Vnet::default(), &packet.full());
+        assert_eq!((b[0].1.clone(), router.len()), (translated(&packet.full()), 0), "{udp}");
+        bytes += packet.full().len() as u64;
+        // Its checksum left to do: the same once that is done.
+        let [b, _] = lab.send(&packet.needs_csum(), &packet.partial());
+        let read = Packet::read(&b[0].1, true);
+        assert_eq!((read.ports.0, read.payload), (4321, packet.payload.clone()));
+        bytes += packet.full().len() as u64;
+        assert_eq!(host.connection_count(id, &new), None);
+        lab.plane.run(host.settle()).unwrap();
+        let count = host.connection_count(id, &old).unwrap();
+        assert_eq!(count.packets, 2);
+        // Another port, and the end of it, are the router's.
+        let others = [
+            Packet { ports: (4001, 5000), ..packet.clone() },
+            Packet { flags: common::frames::FIN | common::frames::ACK, ..packet.clone() },
+        ];
+        for other in others.iter().take(if udp { 1 } else { 2 }) {
+            let [b, router] = lab.send(&Vnet::default(), &other.full());
+            assert_eq!((b.len(), router[0].1.clone()), (0, other.full()));
+        }
+        // What comes by another interface is not of it.
+        host.add_connection(id, old, 1, new, route).unwrap();
+        let [b, router] = lab.send(&Vnet::default(), &packet.full());
+        assert_eq!((b.len(), router.len()), (0, 1));
+        assert!(host.remove_connection(id, &old).unwrap());
+        assert!(!host.remove_connection(id, &old).unwrap());
+        let [b, router] = lab.send(&Vnet::default(), &packet.full());
+        assert_eq!((b.len(), router.len()), (0, 1));
+    }
+    let total = lab.counted();
+    assert_eq!(total, HopCount { packets: 4, bytes });
+    let other = Tuple { protocol: 17, ..tuple(false, [10, 0, 0, 1], 1) };
+    assert!(host.add_connection(id, tuple(false, [10, 0, 0, 1], 1), 0, other, route).is_err());
+    host.remove_route(id, route).unwrap();
     lab.plane.end();
 }
 

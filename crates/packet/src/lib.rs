@@ -15,6 +15,7 @@ mod head;
 pub mod ip;
 pub mod route;
 pub mod segment;
+pub mod tuple;
 pub mod vnet;
 
 pub use eth::{Mac, Tci, VlanEdit};

@@ -26,7 +26,7 @@ pub struct Packet {
     /// TTL or hop limit: so many routers less one forward it.
     pub hops: u8,
     /// Offset of the IP header in the frame.
-    l3: usize,
+    pub(crate) l3: usize,
     /// Length from there on, bytes, as the header says: what follows is padding, which a router
     /// does not pass on.
     length: usize,
@@ -158,6 +158,16 @@ impl Packet {
     #[must_use]
     pub fn fits(&self, mtu: usize) -> bool {
         self.largest <= mtu
+    }
+
+    /// Offset of what follows the IP header.
+    #[inline]
+    pub(crate) fn l4(&self) -> usize {
+        let header = match self.version {
+            Version::V4 => IPV4_HLEN,
+            Version::V6 => IPV6_HLEN,
+        };
+        self.l3 + header
     }
 
     /// Length of the frame without padding, bytes: what routers pass on.

@@ -12,7 +12,8 @@
 
 use packet::eth::{ETH_P_8021Q, is_tag_protocol};
 use packet::route::Packet;
-use packet::{Mac, Tci, VlanEdit, flow_hash};
+use packet::tuple::Tuple;
+use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
@@ -20,7 +21,7 @@ use crate::fdb::{Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
-use crate::way::{self, At, Routed};
+use crate::way::{self, At, Flow, Routed};
 use crate::worth::Worth;
 use crate::{DropReason, PortId, Verdict};
 
@@ -129,23 +130,24 @@ impl Cache {
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
-    /// with this edit, as [`Cache::lookup`] said ([`Verdict::Router`]); `head` is the frame's
-    /// beginning. `None`: it goes to that port as it is. Counts what takes the way.
+    /// with this edit, as [`Cache::lookup`] said ([`Verdict::Router`]), and the addresses and ports
+    /// that it gets, if they are translated; `head` is the frame's beginning. `None`: it goes to that
+    /// port as it is. Counts what takes the way.
     #[inline]
     pub fn route(
         &mut self,
         snapshot: &Snapshot,
         (in_port, port, edit): (PortId, PortId, VlanEdit),
         head: &[u8],
-        packet: &Packet,
+        (packet, offload): (&Packet, &Checked),
         now_ms: u64,
-    ) -> Option<Routed> {
+    ) -> Option<(Routed, Option<Tuple>)> {
         let mac = Mac(*head.first_chunk()?);
         let tag = way::tag(head);
         let at = At { port, tag: way::after(edit, tag), mac };
-        let hash = if snapshot.multipath { flow_hash(head) } else { 0 };
         let (tagged, key) = (tag.is_some(), Key::of(in_port, head));
-        let arrival = Arrival { at, tagged, key, packet, hash };
+        let flow = Flow::of(snapshot, head, packet, offload);
+        let arrival = Arrival { at, tagged, key, packet, flow };
         self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
     }
 

@@ -93,9 +93,12 @@ pub enum SwitchError {
     /// Unknown route.
     #[error("the router has no such route")]
     NoSuchRoute,
-    /// The route to remove has prefixes.
-    #[error("prefixes still take this route")]
+    /// The route to remove has prefixes or connections.
+    #[error("prefixes or connections still take this route")]
     RouteInUse,
+    /// A connection that would become one of another protocol.
+    #[error("a connection stays one of its protocol and version of IP")]
+    BadTranslation,
 }
 
 /// The switch: see the crate.
@@ -127,6 +130,8 @@ pub struct Snapshot {
     pub(crate) routers: Vec<Option<Arc<Router>>>,
     /// A router has several ways for one prefix: a flow keeps to one of them.
     pub(crate) multipath: bool,
+    /// A router has delegated connections.
+    pub(crate) connections: bool,
 }
 
 #[derive(Clone, Debug)]

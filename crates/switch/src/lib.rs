@@ -80,7 +80,7 @@ pub use router::{
     HopCount, NextHop, Route, RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck,
 };
 pub use vlan::{VlanMode, VlanSet, VlanSetError};
-pub use way::{NotBypassed, Routed, Step};
+pub use way::{By, NotBypassed, Routed, Step};
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! A worker's memory of ways through routers, and its account of what took them.
 //!
 //! Exact match on the frame's addresses, port and VLAN, the packet's addresses and, where a router
-//! has several ways for one prefix, the flow; two places per hash value, the older one goes. That a
+//! has several ways for one prefix or delegates connections, the flow; two places per hash value, the older one goes. That a
 //! packet is *not* to bypass the router is remembered, too. An entry counts under the generation of
 //! all networks and routers ([`crate::Switch::generation`]) and for a second at most, so that the
 //! routers' addresses stay learned.
@@ -13,21 +13,22 @@
 use std::net::IpAddr;
 
 use packet::route::Packet;
+use packet::tuple::Tuple;
 
 use crate::cache::Key;
 use crate::config::Snapshot;
 use crate::fdb::{Held, REFRESH_MS};
 use crate::router::HopCount;
 use crate::table::Seed;
-use crate::way::{At, Path, Routed};
+use crate::way::{At, Flow, Path, Routed, WayOut};
 use crate::worth::Worth;
 
 /// See the module. Has no memory until a packet comes for a router.
 #[derive(Debug)]
 pub(crate) struct Memo {
     entries: Box<[Entry]>,
-    /// Of each entry, for when it is counted.
-    paths: Box<[Path]>,
+    /// Of each entry, what is seldom needed.
+    details: Box<[Details]>,
     seed: Seed,
     worth: Worth,
     /// Entries that may have counted something, each once.
@@ -44,9 +45,18 @@ struct Entry {
     /// When it was worked out, low half.
     stamp: u32,
     way: Option<Routed>,
+    translates: bool,
     count: HopCount,
     /// It is among `Memo::counted`.
     listed: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Details {
+    /// For when it is counted.
+    path: Path,
+    /// What becomes of the packet's addresses and ports.
+    translated: Option<Tuple>,
 }
 
 /// What a way depends on.
@@ -55,7 +65,7 @@ pub(crate) struct About {
     key: Key,
     source: u128,
     destination: u128,
-    hash: u32,
+    flow: u64,
 }
 
 /// A packet, and where it is.
@@ -67,15 +77,14 @@ pub(crate) struct Arrival<'a> {
     /// Of its frame, if that is one to be remembered.
     pub(crate) key: Option<Key>,
     pub(crate) packet: &'a Packet,
-    /// Of its flow, if that matters.
-    pub(crate) hash: u32,
+    pub(crate) flow: Flow,
 }
 
 impl Default for Memo {
     fn default() -> Self {
         Self {
             entries: Box::default(),
-            paths: Box::default(),
+            details: Box::default(),
             seed: Seed::random(),
             worth: Worth::default(),
             counted: Vec::new(),
@@ -86,7 +95,8 @@ impl Default for Memo {
 impl Memo {
     const ENTRIES: usize = 4096;
 
-    /// The way past the router that it is at, for a packet that may take it; counts it then.
+    /// The way past the router that it is at, for a packet that may take it, and what becomes of its
+    /// addresses and ports; counts it then.
     #[inline]
     pub(crate) fn way(
         &mut self,
@@ -94,20 +104,14 @@ impl Memo {
         arrival: &Arrival<'_>,
         now_ms: u64,
         held: &mut Held,
-    ) -> Option<Routed> {
+    ) -> Option<(Routed, Option<Tuple>)> {
         let Some(key) = arrival.key.filter(|_| !self.worth.passes_by()) else {
-            let (way, path) = snapshot.way(arrival, now_ms, held);
-            let way = way.filter(|way| way.takes(arrival.packet))?;
-            snapshot.count(&path, HopCount::one(arrival.packet));
-            return Some(way);
+            let way = snapshot.way(arrival, now_ms, held);
+            let routed = way.routed.filter(|routed| routed.takes(arrival.packet))?;
+            snapshot.count(&way.path, HopCount::one(arrival.packet));
+            return Some((routed, way.translated));
         };
-        let Packet { source, destination, .. } = arrival.packet;
-        let about = About {
-            key,
-            source: bits(*source),
-            destination: bits(*destination),
-            hash: arrival.hash,
-        };
+        let about = About::new(key, &arrival.flow);
         let generation = snapshot.generation();
         let place = 2 * (about.hash(self.seed) % (Self::ENTRIES / 2));
         let found = [place, place + 1].into_iter().find_map(|number| {
@@ -116,15 +120,16 @@ impl Memo {
                     && entry.generation == generation
                     && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
             })?;
-            Some((number, entry.way))
+            Some((number, entry.way, entry.translates))
         });
-        let Some((number, way)) = found else {
+        let Some((number, routed, translates)) = found else {
             return self.work_out(snapshot, arrival, about, (place, generation), now_ms, held);
         };
         self.worth.hit();
-        let way = way.filter(|way| way.takes(arrival.packet))?;
+        let routed = routed.filter(|routed| routed.takes(arrival.packet))?;
         self.note(number, arrival.packet);
-        Some(way)
+        let details = self.details.get(number).filter(|_| translates);
+        Some((routed, details.and_then(|details| details.translated)))
     }
 
     #[inline(never)]
@@ -136,17 +141,18 @@ impl Memo {
         (place, generation): (usize, u64),
         now_ms: u64,
         held: &mut Held,
-    ) -> Option<Routed> {
+    ) -> Option<(Routed, Option<Tuple>)> {
         self.worth.missed();
-        let (way, path) = snapshot.way(arrival, now_ms, held);
-        let taken = way.filter(|way| way.takes(arrival.packet));
+        let WayOut { routed: way, translated, path } = snapshot.way(arrival, now_ms, held);
+        let taken = way.filter(|routed| routed.takes(arrival.packet));
+        let taken = taken.map(|routed| (routed, translated));
         if !snapshot.is_latest() {
-            snapshot.count(&path, taken.map(|_| HopCount::one(arrival.packet)).unwrap_or_default());
+            taken.inspect(|_| snapshot.count(&path, HopCount::one(arrival.packet)));
             return taken;
         }
         if self.entries.is_empty() {
             self.entries = vec![Entry::default(); Self::ENTRIES].into();
-            self.paths = vec![Path::new(); Self::ENTRIES].into();
+            self.details = vec![Details::default(); Self::ENTRIES].into();
         }
         // Where it was before, or else in place of the older one.
         let age = |number: usize| match self.entries.get(number) {
@@ -155,11 +161,13 @@ impl Memo {
         };
         let number = if age(place) >= age(place + 1) { place } else { place + 1 };
         self.settle_entry(snapshot, number);
-        if let (Some(entry), Some(old)) = (self.entries.get_mut(number), self.paths.get_mut(number))
+        if let (Some(entry), Some(details)) =
+            (self.entries.get_mut(number), self.details.get_mut(number))
         {
-            *old = path;
             let (stamp, count) = (now_ms as u32, HopCount::default());
-            *entry = Entry { about, generation, stamp, way, count, listed: entry.listed };
+            let (translates, listed) = (translated.is_some(), entry.listed);
+            *entry = Entry { about, generation, stamp, way, translates, count, listed };
+            *details = Details { path, translated };
         }
         if taken.is_some() {
             self.note(number, arrival.packet);
@@ -195,20 +203,37 @@ impl Memo {
     }
 
     fn settle_entry(&mut self, snapshot: &Snapshot, number: usize) {
-        if let (Some(entry), Some(path)) = (self.entries.get_mut(number), self.paths.get(number))
+        if let (Some(entry), Some(details)) =
+            (self.entries.get_mut(number), self.details.get(number))
             && entry.count.packets > 0
         {
-            snapshot.count(path, std::mem::take(&mut entry.count));
+            snapshot.count(&details.path, std::mem::take(&mut entry.count));
         }
     }
 }
 
 impl About {
     #[inline]
+    fn new(key: Key, flow: &Flow) -> Self {
+        let Flow { source, destination, hash, .. } = *flow;
+        // Of a connection exactly; else what decides between several ways.
+        let flow = match flow.tuple {
+            Some(Tuple { protocol, source_port, destination_port, .. }) => {
+                1 << 63
+                    | u64::from(protocol) << 32
+                    | u64::from(source_port) << 16
+                    | u64::from(destination_port)
+            }
+            None => hash.into(),
+        };
+        Self { key, source: bits(source), destination: bits(destination), flow }
+    }
+
+    #[inline]
     fn hash(&self, seed: Seed) -> usize {
         let fold = |bits: u128| (bits as u64) ^ ((bits >> 64) as u64).rotate_left(32);
-        let frame = self.key.word() ^ u64::from(self.hash) << 16;
-        seed.hash(fold(self.source) ^ frame, fold(self.destination))
+        let rest = self.key.word() ^ self.flow.rotate_left(16);
+        seed.hash(fold(self.source) ^ rest, fold(self.destination))
     }
 }
 

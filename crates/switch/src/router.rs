@@ -9,17 +9,21 @@
 //! Routers, their interfaces and routes are part of the configuration; which prefix takes which
 //! route is in tables that change in place ([`Lpm`]). All of it is control's; workers read.
 
+pub(crate) mod connection;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use packet::Mac;
 use packet::route::Packet;
+use packet::tuple::Tuple;
 
 use crate::config::{Snapshot, Switch, SwitchError, free_place};
 use crate::fdb::Fdb;
 use crate::lpm::{Lpm, Prefix};
 use crate::way::Taken;
 use crate::{NetworkId, PortId};
+use connection::{Connection, Connections};
 
 /// A router, unique over all networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
@@ -37,8 +41,10 @@ pub struct RouterInterface {
     pub mac: Mac,
     /// Longest packet it sends, bytes.
     pub mtu: usize,
-    /// What it asks of the sources of packets it gets.
+    /// What it asks of the sources of IPv4 packets it gets.
     pub check: SourceCheck,
+    /// What it asks of the sources of IPv6 packets it gets.
+    pub check_v6: SourceCheck,
 }
 
 /// Reverse-path filtering (RFC 3704; `rp_filter` of Linux).
@@ -51,6 +57,8 @@ pub enum SourceCheck {
     Loose,
     /// The source's route leads back to where the packet came from.
     Strict,
+    /// No source will do: packets of this version of IP go to the router.
+    Closed,
 }
 
 /// The machine a packet is sent to next.
@@ -113,8 +121,8 @@ pub(crate) struct Way {
     pub(crate) route: Route,
     /// What took each of its hops.
     counts: Box<[Count]>,
-    /// Prefixes that take it.
-    prefixes: Arc<AtomicU32>,
+    /// Prefixes and connections that take it.
+    users: Arc<AtomicU32>,
 }
 
 /// A router as workers see it.
@@ -130,6 +138,7 @@ pub(crate) struct Router {
     total: Arc<Count>,
     v4: Arc<Lpm>,
     v6: Arc<Lpm>,
+    connections: Arc<Connections>,
 }
 
 impl HopCount {
@@ -158,7 +167,7 @@ impl Count {
 }
 
 impl Way {
-    fn new(route: Route, prefixes: Arc<AtomicU32>) -> Result<Arc<Self>, SwitchError> {
+    fn new(route: Route, users: Arc<AtomicU32>) -> Result<Arc<Self>, SwitchError> {
         let hops = match &route {
             Route::Own => 0,
             Route::Via(hops) => hops.len(),
@@ -172,11 +181,17 @@ impl Way {
             return Err(SwitchError::NotUnicast(bad.mac));
         }
         let counts = (0..hops).map(|_| Count::default()).collect();
-        Ok(Arc::new(Self { route, counts, prefixes }))
+        Ok(Arc::new(Self { route, counts, users }))
     }
 }
 
 impl Router {
+    /// A connection of packets that come by this interface.
+    pub(crate) fn connection(&self, tuple: &Tuple, interface: usize) -> Option<Arc<Connection>> {
+        let found = self.connections.get(tuple)?;
+        (found.interface == interface).then_some(found)
+    }
+
     pub(crate) fn table(&self, is_ipv4: bool) -> &Arc<Lpm> {
         if is_ipv4 { &self.v4 } else { &self.v6 }
     }
@@ -185,14 +200,14 @@ impl Router {
         if is_ipv4 { &mut self.v4 } else { &mut self.v6 }
     }
 
-    fn way(&self, route: RouteId) -> Option<&Arc<Way>> {
+    pub(crate) fn way(&self, route: RouteId) -> Option<&Arc<Way>> {
         self.routes.get((route.0 as usize).checked_sub(1)?)?.as_ref()
     }
 
-    /// A prefix no longer takes this route.
-    fn left(&self, old: Option<u32>) {
-        if let Some(way) = old.and_then(|old| self.way(RouteId(old))) {
-            way.prefixes.fetch_sub(1, Ordering::Relaxed);
+    /// A prefix or connection no longer takes this route.
+    fn left(&self, old: Option<RouteId>) {
+        if let Some(way) = old.and_then(|old| self.way(old)) {
+            way.users.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -222,6 +237,7 @@ impl Switch {
             total: Arc::default(),
             v4: Arc::default(),
             v6: Arc::default(),
+            connections: Arc::default(),
         };
         let mut control = self.control.lock();
         let mut config = self.next_config();
@@ -305,8 +321,8 @@ impl Switch {
     ) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
             let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            let prefixes = slot.as_ref().map(|way| Arc::clone(&way.prefixes));
-            *slot = Some(Way::new(new, prefixes.unwrap_or_default())?);
+            let users = slot.as_ref().map(|way| Arc::clone(&way.users));
+            *slot = Some(Way::new(new, users.unwrap_or_default())?);
             Ok(())
         })
     }
@@ -315,7 +331,7 @@ impl Switch {
     pub fn remove_route(&self, id: RouterId, route: RouteId) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
             let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            if slot.as_ref().is_some_and(|way| way.prefixes.load(Ordering::Relaxed) > 0) {
+            if slot.as_ref().is_some_and(|way| way.users.load(Ordering::Relaxed) > 0) {
                 return Err(SwitchError::RouteInUse);
             }
             *slot = None;
@@ -336,8 +352,8 @@ impl Switch {
         let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
         let old = router.table(prefix.is_ipv4()).insert(prefix, route.0);
         let old = old.map_err(|_| SwitchError::TooManyRoutes)?;
-        way.prefixes.fetch_add(1, Ordering::Relaxed);
-        router.left(old);
+        way.users.fetch_add(1, Ordering::Relaxed);
+        router.left(old.map(RouteId));
         self.generations.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -350,7 +366,7 @@ impl Switch {
             let config = self.config.load();
             let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
             if let Ok(old) = router.table(prefix.is_ipv4()).remove(prefix) {
-                router.left(old);
+                router.left(old.map(RouteId));
                 self.generations.fetch_add(1, Ordering::AcqRel);
                 return Ok(old.is_some());
             }
@@ -361,6 +377,65 @@ impl Switch {
             *lpm = Arc::new(lpm.rebuilt().map_err(|_| SwitchError::TooManyRoutes)?);
             Ok(true)
         })
+    }
+
+    /// Delegates a connection, in one direction, from now on. The number of connections is the
+    /// caller's to limit.
+    pub fn add_connection(
+        &self,
+        id: RouterId,
+        tuple: Tuple,
+        interface: usize,
+        to: Tuple,
+        route: RouteId,
+    ) -> Result<(), SwitchError> {
+        let version = |tuple: &Tuple| (tuple.source.is_ipv4(), tuple.destination.is_ipv4());
+        let (old, new) = (version(&tuple), version(&to));
+        if tuple.protocol != to.protocol || old != new || old.0 != old.1 {
+            return Err(SwitchError::BadTranslation);
+        }
+        self.with_connections(|config| {
+            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+            let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
+            way.users.fetch_add(1, Ordering::Relaxed);
+            let new = Connection { interface, to, route, count: Count::default() };
+            router.left(router.connections.insert(tuple, new).map(|old| old.route));
+            Ok(())
+        })
+    }
+
+    /// Withdraws a connection; returns whether it was delegated. Workers may still use it until they
+    /// have finished the burst they are in.
+    pub fn remove_connection(&self, id: RouterId, tuple: &Tuple) -> Result<bool, SwitchError> {
+        self.with_connections(|config| {
+            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+            let old = router.connections.remove(tuple);
+            router.left(old.as_ref().map(|old| old.route));
+            Ok(old.is_some())
+        })
+    }
+
+    /// What was of a connection, as far as workers have given account of it; `None` if it is not
+    /// delegated.
+    pub fn connection_count(&self, id: RouterId, tuple: &Tuple) -> Option<HopCount> {
+        let config = self.config.load();
+        Some(config.router(id)?.connections.get(tuple)?.count.get())
+    }
+
+    /// Changes connections, and says to workers whether there are any.
+    fn with_connections<T>(
+        &self,
+        change: impl FnOnce(&Snapshot) -> Result<T, SwitchError>,
+    ) -> Result<T, SwitchError> {
+        let _control = self.control.lock();
+        let config = self.config.load();
+        let done = change(&config)?;
+        if config.connections == config.has_connections() {
+            self.generations.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.put_routers_into_force(self.next_config());
+        }
+        Ok(done)
     }
 
     /// What went past a router, as far as workers have given account of it.
@@ -432,6 +507,9 @@ impl Snapshot {
     /// Counts what took a path.
     pub(crate) fn count(&self, path: &[Taken], count: HopCount) {
         for taken in path.iter().filter(|_| count.packets > 0) {
+            if let Some(connection) = &taken.connection {
+                connection.count.add(count);
+            }
             let Some(router) = self.router(taken.router) else { continue };
             router.total.add(count);
             let way = router.way(taken.route);
@@ -464,7 +542,12 @@ impl Snapshot {
         let routers = self.routers.iter().flatten();
         let mut ways = routers.flat_map(|router| router.routes.iter().flatten());
         self.multipath = ways.any(|way| way.counts.len() > 1);
+        self.connections = self.has_connections();
         changed
+    }
+
+    fn has_connections(&self) -> bool {
+        self.routers.iter().flatten().any(|router| !router.connections.is_empty())
     }
 
     /// A port is gone: what a router had there is not another's who gets its number.

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use packet::eth::{ETH_P_IP, Eth};
+use packet::ip::Version;
 use packet::route::{Packet, Unroutable};
-use packet::{Mac, Tci, VlanEdit};
+use packet::tuple::Tuple;
+use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::config::Snapshot;
 use crate::fdb::{self, Held};
 use crate::lpm::Prefix;
 use crate::memo::Arrival;
+use crate::router::connection::Connection;
 use crate::router::{Router, RouterInterface, SourceCheck, Way};
 use crate::{DropReason, PortId, Route, RouteId, RouterId, Verdict};
 
@@ -86,6 +89,15 @@ fn unroutable(why: Unroutable) -> &'static str {
     }
 }
 
+/// What of a router a packet matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Its destination.
+    Prefix(Prefix),
+    /// All of it; its addresses and ports are these then.
+    Connection(Tuple),
+}
+
 /// A step of a packet, as [`Snapshot::explain`] tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -98,7 +110,7 @@ pub enum Step {
         /// Number of the interface it would have come to.
         ingress: usize,
         /// What was delegated.
-        prefix: Prefix,
+        by: By,
         /// By which route.
         route: RouteId,
         /// Number of the hop of the route.
@@ -125,11 +137,45 @@ pub(crate) struct At {
 }
 
 /// One hop of a route of a router: what is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) router: RouterId,
     pub(crate) hop: u16,
     pub(crate) route: RouteId,
+    /// It was of this connection.
+    pub(crate) connection: Option<Arc<Connection>>,
+}
+
+/// What a way depends on, besides the frame: of a packet as it is after so many routers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    pub(crate) version: Version,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    /// If it may be of a connection, and there are any.
+    pub(crate) tuple: Option<Tuple>,
+    /// The same for all packets of a flow, if some router has several ways.
+    pub(crate) hash: u32,
+}
+
+impl Flow {
+    /// Of a packet as it came.
+    #[inline]
+    pub(crate) fn of(snapshot: &Snapshot, head: &[u8], packet: &Packet, offload: &Checked) -> Self {
+        let Packet { version, source, destination, .. } = *packet;
+        let tuple = if snapshot.connections { packet.tuple(head, offload) } else { None };
+        let hash = if snapshot.multipath { packet::flow_hash(head) } else { 0 };
+        Self { version, source, destination, tuple, hash }
+    }
+}
+
+/// A way through routers, as it was worked out.
+pub(crate) struct WayOut {
+    /// `None`: it ends where it is.
+    pub(crate) routed: Option<Routed>,
+    /// What becomes of the packet's addresses and ports.
+    pub(crate) translated: Option<Tuple>,
+    pub(crate) path: Path,
 }
 
 /// All that were taken.
@@ -143,6 +189,8 @@ struct Pass<'a> {
     interface: &'a RouterInterface,
     /// Where the packet is then.
     at: At,
+    /// What it has become.
+    flow: Flow,
 }
 
 impl Routed {
@@ -163,7 +211,7 @@ impl Router {
     /// Whether it forwards packets from this source that came by this interface.
     fn takes(&self, source: IpAddr, number: usize, check: SourceCheck) -> bool {
         match (check, self.route(source).map(|(_, way)| &way.route)) {
-            (_, Some(Route::Own)) => false,
+            (SourceCheck::Closed, _) | (_, Some(Route::Own)) => false,
             (SourceCheck::Off, _) => true,
             (SourceCheck::Loose, route) => route.is_some(),
             (SourceCheck::Strict, Some(Route::Via(hops))) => {
@@ -178,21 +226,20 @@ impl Snapshot {
     /// The most routers that one packet bypasses at once.
     pub const BYPASSED_MAX: usize = 16;
 
-    /// The way of a packet, and what it takes; `None` if it ends where it is.
-    pub(crate) fn way(
-        &self,
-        arrival: &Arrival<'_>,
-        now_ms: u64,
-        held: &mut Held,
-    ) -> (Option<Routed>, Path) {
-        let Arrival { mut at, tagged, packet, hash, .. } = *arrival;
-        let (mut way, mut path, mut mtu) = (None, Path::new(), usize::MAX);
-        while !path.is_full()
-            && let Some(Ok(pass)) = self.pass(at, packet, hash, now_ms, held)
+    /// The way of a packet, and what it takes.
+    pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> WayOut {
+        let Arrival { mut at, tagged, mut flow, .. } = *arrival;
+        let mut way = WayOut { routed: None, translated: None, path: Path::new() };
+        let mut mtu = usize::MAX;
+        while !way.path.is_full()
+            && let Some(Ok(pass)) = self.pass(at, &flow, now_ms, held)
         {
-            path.push(pass.taken);
+            if pass.taken.connection.is_some() {
+                way.translated = pass.flow.tuple;
+            }
+            way.path.push(pass.taken);
             mtu = mtu.min(pass.interface.mtu);
-            at = pass.at;
+            (at, flow) = (pass.at, pass.flow);
             let edit = match (tagged, at.tag) {
                 (false, None) => VlanEdit::Keep,
                 (false, Some(vid)) => VlanEdit::Push(Tci(vid)),
@@ -200,34 +247,30 @@ impl Snapshot {
                 (true, Some(vid)) => VlanEdit::Set(Tci(vid)),
             };
             let (source, destination) = (pass.interface.mac, at.mac);
-            let routers = path.len() as u8;
-            way = Some(Routed { port: at.port, edit, source, destination, routers, mtu });
+            let routers = way.path.len() as u8;
+            way.routed = Some(Routed { port: at.port, edit, source, destination, routers, mtu });
         }
-        (way, path)
+        way
     }
 
     /// Through one router; `None`: there is none.
     fn pass(
         &self,
         at: At,
-        packet: &Packet,
-        hash: u32,
+        flow: &Flow,
         now_ms: u64,
         held: &mut Held,
     ) -> Option<Result<Pass<'_>, NotBypassed>> {
         let id = self.port(at.port)?.router?;
         let router = self.router(id)?;
-        Some(self.pass_router(id, router, at, packet, hash, now_ms, held))
+        Some(self.pass_router((id, router), at, flow, now_ms, held))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what is known of the packet")]
     fn pass_router<'a>(
         &'a self,
-        id: RouterId,
-        router: &'a Router,
+        (id, router): (RouterId, &'a Router),
         at: At,
-        packet: &Packet,
-        hash: u32,
+        flow: &Flow,
         now_ms: u64,
         held: &mut Held,
     ) -> Result<Pass<'a>, NotBypassed> {
@@ -238,13 +281,33 @@ impl Snapshot {
             interface.port == at.port && interface.vlan == at.tag && interface.mac == at.mac
         };
         let ingress = router.interfaces.iter().position(ours).ok_or(NotBypassed::Interface)?;
-        let check = router.interfaces.get(ingress).map(|interface| interface.check);
-        if !router.takes(packet.source, ingress, check.unwrap_or_default()) {
-            return Err(NotBypassed::Source);
-        }
-        let (number, way) = router.route(packet.destination).ok_or(NotBypassed::NoRoute)?;
+        let mut flow = *flow;
+        let connection = flow.tuple.and_then(|tuple| router.connection(&tuple, ingress));
+        let (number, way) = match &connection {
+            Some(connection) => {
+                let to = connection.to;
+                flow = Flow {
+                    source: to.source,
+                    destination: to.destination,
+                    tuple: Some(to),
+                    ..flow
+                };
+                let way = router.way(connection.route).map(|way| &**way);
+                (connection.route, way.ok_or(NotBypassed::NoNextHop)?)
+            }
+            None => {
+                let check = router.interfaces.get(ingress).map(|interface| match flow.version {
+                    Version::V4 => interface.check,
+                    Version::V6 => interface.check_v6,
+                });
+                if !router.takes(flow.source, ingress, check.unwrap_or_default()) {
+                    return Err(NotBypassed::Source);
+                }
+                router.route(flow.destination).ok_or(NotBypassed::NoRoute)?
+            }
+        };
         let Route::Via(hops) = &way.route else { return Err(NotBypassed::Own) };
-        let chosen = (u64::from(hash) * hops.len() as u64) >> 32;
+        let chosen = (u64::from(flow.hash) * hops.len() as u64) >> 32;
         let hop = hops.get(chosen as usize).ok_or(NotBypassed::NoNextHop)?;
         // Back to where it came from: the router may want to tell the sender (ICMP redirect).
         if hop.interface == ingress {
@@ -268,9 +331,9 @@ impl Snapshot {
             Some(Verdict::Flood(_)) | None => return Err(NotBypassed::Unknown),
         };
         let tag = after(edit, interface.vlan);
-        let taken = Taken { router: id, hop: chosen as u16, route: number };
+        let taken = Taken { router: id, hop: chosen as u16, route: number, connection };
         let at = At { port, tag, mac: dst };
-        Ok(Pass { taken, ingress, egress: hop.interface, interface, at })
+        Ok(Pass { taken, ingress, egress: hop.interface, interface, at, flow })
     }
 
     /// What becomes of a frame from a port, step by step: `head` is its beginning, and `packet` what
@@ -280,6 +343,7 @@ impl Snapshot {
         in_port: PortId,
         head: &[u8],
         packet: Result<Packet, Unroutable>,
+        offload: &Checked,
         now_ms: u64,
     ) -> Vec<Step> {
         let held = &mut Held::default();
@@ -295,11 +359,11 @@ impl Snapshot {
                 return steps;
             }
         };
-        let hash = packet::flow_hash(head);
+        let mut flow = Flow::of(self, head, &packet, offload);
         let mut at = At { port, tag: after(edit, tag(head)), mac };
         let (mut routers, mut mtu) = (0, usize::MAX);
         loop {
-            let pass = match self.pass(at, &packet, hash, now_ms, held) {
+            let pass = match self.pass(at, &flow, now_ms, held) {
                 Some(Ok(pass)) => pass,
                 Some(Err(why)) => {
                     let id = self.port(at.port).and_then(|port| port.router).unwrap_or(first);
@@ -315,15 +379,22 @@ impl Snapshot {
             routers += 1;
             mtu = mtu.min(pass.interface.mtu);
             at = pass.at;
-            let prefix = self.router(pass.taken.router).and_then(|router| {
-                let lpm: &Arc<_> = router.table(packet.destination.is_ipv4());
-                lpm.find(packet.destination)
-            });
-            let Some((prefix, _)) = prefix else { break };
+            let by = match &pass.taken.connection {
+                Some(connection) => By::Connection(connection.to),
+                None => {
+                    let router = self.router(pass.taken.router);
+                    let lpm = router.map(|router| router.table(flow.destination.is_ipv4()));
+                    let Some((prefix, _)) = lpm.and_then(|lpm| lpm.find(flow.destination)) else {
+                        break;
+                    };
+                    By::Prefix(prefix)
+                }
+            };
+            flow = pass.flow;
             steps.push(Step::Bypassed {
                 router: pass.taken.router,
                 ingress: pass.ingress,
-                prefix,
+                by,
                 route: pass.taken.route,
                 hop: pass.taken.hop.into(),
                 egress: pass.egress,

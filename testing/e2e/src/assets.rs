@@ -76,20 +76,32 @@ pub fn get() -> Result<&'static Assets> {
 /// # Errors
 /// When there is none.
 pub fn hayate() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("HAYATE_BIN") {
+    binary("hayate", "HAYATE_BIN")
+}
+
+/// The agent: `$HAYATE_AGENT_BIN`, or the release build.
+///
+/// # Errors
+/// When there is none.
+pub fn agent() -> Result<PathBuf> {
+    binary("hayate-agent", "HAYATE_AGENT_BIN")
+}
+
+fn binary(name: &str, variable: &str) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(variable) {
         let path = PathBuf::from(path);
-        ensure!(path.is_file(), "HAYATE_BIN={}: no such file", path.display());
+        ensure!(path.is_file(), "{variable}={}: no such file", path.display());
         return Ok(path.canonicalize()?);
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let dirs = [target.unwrap_or_else(|| tree().join("target")), tree().join("target")];
-    for path in dirs.iter().map(|d| d.join("release/hayate")) {
+    for path in dirs.iter().map(|d| d.join("release").join(name)) {
         if path.is_file() {
             return Ok(path.canonicalize()?);
         }
     }
     bail!(
-        "no hayate binary in {}; build it with `cargo build --release -p hayate` or set HAYATE_BIN",
+        "no {name} binary in {}; build it with `cargo build --release -p {name}` or set {variable}",
         dirs[0].join("release").display()
     )
 }

@@ -1,6 +1,8 @@
-//! Our own guest's driver on a vhost port: sends numbered frames with a pattern and checks every
-//! byte of what comes back. For the other end being a program that returns frames with their MAC
-//! addresses exchanged (dpdk-testpmd in `macswap` mode).
+//! Our own guest's driver on a vhost port: sends any frame and takes what comes.
+//!
+//! It can also send numbered frames with a pattern and check every byte of what comes back, for the
+//! other end being a program that returns frames with their MAC addresses exchanged (dpdk-testpmd in
+//! `macswap` mode).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -79,7 +81,10 @@ impl Ring {
     }
 }
 
-/// A front end with one queue pair, split rings, no offloads.
+/// Every checksum and TSO feature: CSUM, GUEST_CSUM, GUEST_TSO4 and TSO6, HOST_TSO4 and TSO6.
+pub const OFFLOADS: u64 = 0b11 | 0b11 << 7 | 0b11 << 11;
+
+/// A front end with one queue pair, split rings.
 pub struct Endpoint {
     memory: SharedMemory,
     rx: Ring,
@@ -92,13 +97,14 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Connects to a port's socket and starts both queues.
+    /// Connects to a port's socket and starts both queues, with these features besides
+    /// `VIRTIO_F_VERSION_1`.
     ///
     /// # Errors
     /// What the back end refuses.
-    pub fn connect(socket: &Path) -> Result<Self> {
+    pub fn connect(socket: &Path, features: u64) -> Result<Self> {
         let mut vm = Frontend::connect(socket)?;
-        vm.negotiate(feature::VERSION_1, protocol::REPLY_ACK)?;
+        vm.negotiate(feature::VERSION_1 | features, protocol::REPLY_ACK)?;
         let memory = SharedMemory::new(&[(0, MEMORY)], Pages::Small)?;
         vm.set_mem_table(&memory)?;
         let mut rx = Ring::start(&mut vm, &memory, 0, RX_RING, RX_BUFFERS)?;
@@ -156,28 +162,52 @@ impl Endpoint {
     }
 
     fn send(&mut self, n: u32, size: usize) -> Result<bool> {
-        self.put(&frame(n, size))
+        self.put(&[0; HEADER], &frame(n, size))
     }
 
-    fn put(&mut self, frame: &[u8]) -> Result<bool> {
+    /// Puts a frame with its virtio-net header, both together at most 16 KiB, into the ring; false
+    /// if that is full. [`Endpoint::flush`] follows.
+    ///
+    /// # Errors
+    /// What the device did wrong.
+    pub fn put(&mut self, header: &[u8; HEADER], frame: &[u8]) -> Result<bool> {
         while let Some((gpa, _)) = self.tx.collect()? {
             self.tx.free.push(gpa);
         }
         let Some(gpa) = self.tx.free.pop() else { return Ok(false) };
-        let mut bytes = vec![0; HEADER];
+        let mut bytes = header.to_vec();
         bytes.extend_from_slice(frame);
+        ensure!(bytes.len() <= ROOM as usize, "a frame of {} bytes", frame.len());
         ensure!(write(self.memory.guest(), gpa, &bytes), "no memory at {gpa:#x}");
         self.tx.add(gpa, u32::try_from(bytes.len())?, false)?;
         Ok(true)
     }
 
+    /// Shows the device what was put, and gives it buffers to receive.
+    ///
+    /// # Errors
+    /// When it cannot be kicked.
+    pub fn flush(&mut self) -> Result<()> {
+        self.tx.publish()?;
+        self.rx.publish()
+    }
+
+    /// The next frame that came, with its virtio-net header.
+    ///
+    /// # Errors
+    /// What the device did wrong.
+    pub fn take(&mut self) -> Result<Option<([u8; HEADER], Vec<u8>)>> {
+        let Some((gpa, len)) = self.rx.collect()? else { return Ok(None) };
+        let bytes = read(self.memory.guest(), gpa, len).context(|| format!("length {len}"))?;
+        self.rx.add(gpa, ROOM, true)?;
+        let header = bytes.first_chunk().context(|| format!("a frame of {len} bytes"))?;
+        Ok(Some((*header, bytes[HEADER..].to_vec())))
+    }
+
     /// The number of the next frame that came back, checked. Frames that are not for us (floods
     /// while addresses are being learned) are passed over.
     fn receive(&mut self, first: u32, end: u32, size: usize) -> Result<Option<u32>> {
-        while let Some((gpa, len)) = self.rx.collect()? {
-            let bytes = read(self.memory.guest(), gpa, len).context(|| format!("length {len}"))?;
-            self.rx.add(gpa, ROOM, true)?;
-            let got = bytes.get(HEADER..).context(|| format!("a frame of {len} bytes"))?;
+        while let Some((_, got)) = self.take()? {
             if got.get(..6) != Some(&OUR_MAC) {
                 continue;
             }

@@ -57,7 +57,7 @@ fn reflect(packed: bool, mergeable: bool, in_order: bool) -> Result<String> {
         in_order,
         size: 256,
     })?;
-    let mut endpoint = Endpoint::connect(&ours)?;
+    let mut endpoint = Endpoint::connect(&ours, 0)?;
     pause(Duration::from_millis(300))?;
     for size in [64, 1518] {
         endpoint.round(64, size, 16)?;

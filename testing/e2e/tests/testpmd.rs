@@ -80,7 +80,7 @@ impl Combination {
             in_order: self.in_order,
             size: 256,
         })?;
-        let mut endpoint = Endpoint::connect(ours)?;
+        let mut endpoint = Endpoint::connect(ours, 0)?;
         let port = hayate.wait_state("testpmd", PortState::Running)?;
         let has = |f: &str| port.features.iter().any(|n| n == f);
         ensure!(has("ring_packed") == self.packed, "negotiated {:?}", port.features);

@@ -113,10 +113,27 @@ fn text(why: &Why) -> String {
             Step::Dropped { reason, meaning } => {
                 writeln!(text, "is dropped: {reason}: {meaning}")
             }
-            Step::Bypassed { router, ingress, prefix, nexthop, egress, smac, dmac, port } => {
+            Step::Bypassed {
+                router,
+                ingress,
+                prefix,
+                connection,
+                nexthop,
+                egress,
+                smac,
+                dmac,
+                port,
+            } => {
+                let what = match (prefix, connection) {
+                    (Some(prefix), _) => prefix.clone(),
+                    (None, Some(connection)) => {
+                        format!("its connection, from there on {connection},")
+                    }
+                    (None, None) => "it".to_owned(),
+                };
                 writeln!(
                     text,
-                    "bypasses router {router}: in by {ingress}, {prefix} takes next hop {nexthop}, \
+                    "bypasses router {router}: in by {ingress}, {what} takes next hop {nexthop}, \
                      out by {egress}\n  rewritten: frame {smac} > {dmac}, one hop less; \
                      that is behind port {port}"
                 )

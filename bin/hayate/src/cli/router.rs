@@ -97,22 +97,27 @@ fn interfaces(detail: &RouterDetail) -> String {
     let mut table = Table::new(names);
     for one in &detail.interfaces {
         let refused = one.refused.map(|reason| format!("refused: {}", reason.name()));
-        let check = match one.source_check {
-            SourceCheck::Off => "off",
-            SourceCheck::Loose => "loose",
-            SourceCheck::Strict => "strict",
-        };
+        let [v4, v6] = [one.source_check, one.source_check_v6].map(check);
         table.row([
             one.id.to_string(),
             one.name.clone(),
             one.mac.to_string(),
             units::maybe(one.vlan),
             one.mtu.to_string(),
-            check.to_owned(),
+            format!("{v4} / {v6}"),
             units::maybe(one.port.as_ref().map(Name::to_string).or(refused)),
         ]);
     }
     table.to_string()
+}
+
+fn check(check: SourceCheck) -> &'static str {
+    match check {
+        SourceCheck::Off => "off",
+        SourceCheck::Loose => "loose",
+        SourceCheck::Strict => "strict",
+        SourceCheck::Closed => "closed",
+    }
 }
 
 fn nexthops(all: &[RouterNextHop]) -> String {

@@ -12,8 +12,8 @@ const IPV4_HLEN: usize = 20;
 const IPV6_HLEN: usize = 40;
 const TCP_HLEN: usize = 20;
 const UDP_HLEN: usize = 8;
-/// SYN, with a header of five words and a window.
-const TCP_SYN: [u8; 8] = [0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0];
+/// ACK, with a header of five words and a window: a packet of a connection that is established.
+const TCP_ACK: [u8; 8] = [0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0];
 
 /// The frame; both its addresses are known by now.
 pub(super) fn build(flow: &Flow, smac: Mac, dmac: Mac) -> Vec<u8> {
@@ -70,7 +70,7 @@ fn payload(flow: &Flow, proto: u8, ip: usize) -> Vec<u8> {
     };
     let length = flow.size.map_or(header, |size| (size as usize).saturating_sub(ip));
     let mut payload = match proto {
-        TCP => [&ports[..], &[0; 8], &TCP_SYN].concat(),
+        TCP => [&ports[..], &[0; 8], &TCP_ACK].concat(),
         UDP => [&ports[..], &(length as u16).to_be_bytes(), &[0; 2]].concat(),
         _ => Vec::new(),
     };

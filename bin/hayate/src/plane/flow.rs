@@ -2,7 +2,8 @@
 
 use super::{Plane, PlaneError, PlaneRouter, PortHandle, RouterHandle};
 use api::Mac;
-use dataplane::{RouteId, Step, Verdict};
+use dataplane::{By, RouteId, Step, Tuple, Verdict};
+use std::net::SocketAddr;
 
 /// One thing that happens to a frame.
 pub(crate) enum Seen {
@@ -17,7 +18,9 @@ pub(crate) enum Seen {
 pub(crate) struct Bypassed {
     pub(crate) router: RouterHandle,
     pub(crate) ingress: usize,
-    pub(crate) prefix: String,
+    /// What was delegated, a prefix or a connection.
+    pub(crate) prefix: Option<String>,
+    pub(crate) connection: Option<String>,
     pub(crate) egress: usize,
     pub(crate) smac: Mac,
     pub(crate) dmac: Mac,
@@ -45,11 +48,16 @@ impl Plane {
             Step::Switched(_, Verdict::Drop(reason)) => {
                 Seen::Dropped { reason: reason.name(), meaning: reason.help() }
             }
-            Step::Bypassed { router, ingress, prefix, route, egress, addresses, port, .. } => {
+            Step::Bypassed { router, ingress, by, route, egress, addresses, port, .. } => {
+                let (prefix, connection) = match by {
+                    By::Prefix(prefix) => (Some(prefix.to_string()), None),
+                    By::Connection(tuple) => (None, Some(connection(&tuple))),
+                };
                 Seen::Bypassed(Bypassed {
                     router,
                     ingress,
-                    prefix: prefix.to_string(),
+                    prefix,
+                    connection,
                     egress,
                     smac: Mac(addresses.0.0),
                     dmac: Mac(addresses.1.0),
@@ -61,6 +69,13 @@ impl Plane {
             Step::Leaves(port) => Seen::Forward(port),
         })
     }
+}
+
+/// Addresses and ports, as they are written for people.
+fn connection(tuple: &Tuple) -> String {
+    let source = SocketAddr::new(tuple.source, tuple.source_port);
+    let destination = SocketAddr::new(tuple.destination, tuple.destination_port);
+    format!("{source} > {destination}")
 }
 
 impl PlaneRouter {

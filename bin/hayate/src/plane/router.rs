@@ -193,11 +193,17 @@ fn interface(placed: PlacedInterface<PortHandle>) -> RouterInterface {
         vlan: placed.vlan,
         mac: dataplane::Mac(placed.mac.0),
         mtu: placed.mtu as usize,
-        check: match placed.source_check {
-            SourceCheck::Off => dataplane::SourceCheck::Off,
-            SourceCheck::Loose => dataplane::SourceCheck::Loose,
-            SourceCheck::Strict => dataplane::SourceCheck::Strict,
-        },
+        check: check(placed.source_check),
+        check_v6: check(placed.source_check_v6),
+    }
+}
+
+fn check(check: SourceCheck) -> dataplane::SourceCheck {
+    match check {
+        SourceCheck::Off => dataplane::SourceCheck::Off,
+        SourceCheck::Loose => dataplane::SourceCheck::Loose,
+        SourceCheck::Strict => dataplane::SourceCheck::Strict,
+        SourceCheck::Closed => dataplane::SourceCheck::Closed,
     }
 }
 

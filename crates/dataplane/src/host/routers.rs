@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use packet::Checked;
 use packet::route::Packet;
+use packet::tuple::Tuple;
 use switch::{
-    Flood, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
+    Flood, HopCount, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
     SwitchError,
 };
 use tokio::sync::oneshot;
@@ -104,6 +105,38 @@ impl Host {
         Ok(self.0.switch.withdraw(id, prefix)?)
     }
 
+    /// Delegates one direction of a connection: packets with `tuple` that come by this interface
+    /// become `to` and take the route. How many there may be is the caller's to limit.
+    ///
+    /// # Errors
+    ///
+    /// There is no such router or route, or both are not of one protocol and version of IP.
+    pub fn add_connection(
+        &self,
+        id: RouterId,
+        tuple: Tuple,
+        interface: usize,
+        to: Tuple,
+        route: RouteId,
+    ) -> Result<(), HostError> {
+        Ok(self.0.switch.add_connection(id, tuple, interface, to, route)?)
+    }
+
+    /// Withdraws one direction of a connection; returns whether it was delegated.
+    ///
+    /// # Errors
+    ///
+    /// There is no such router.
+    pub fn remove_connection(&self, id: RouterId, tuple: &Tuple) -> Result<bool, HostError> {
+        Ok(self.0.switch.remove_connection(id, tuple)?)
+    }
+
+    /// What was of one direction of a connection, up to a tenth of a second ago; `None` if it is not
+    /// delegated.
+    pub fn connection_count(&self, id: RouterId, tuple: &Tuple) -> Option<HopCount> {
+        self.0.switch.connection_count(id, tuple)
+    }
+
     /// What went past a router, up to a tenth of a second ago.
     ///
     /// # Errors
@@ -123,7 +156,7 @@ impl Host {
             return Err(SwitchError::NoSuchPort(from).into());
         }
         let packet = Packet::parse(frame, frame.len(), &Checked::PLAIN);
-        Ok(self.0.switch.snapshot().explain(from, frame, packet, self.0.now_ms()))
+        Ok(self.0.switch.snapshot().explain(from, frame, packet, &Checked::PLAIN, self.0.now_ms()))
     }
 
     /// The ports of a flood that [`Host::explain`] told of.

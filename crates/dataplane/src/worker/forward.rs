@@ -100,16 +100,22 @@ impl Lookup<'_> {
             .ok()
             .filter(|packet| packet.frame_len() == frame.len || frame.len == head.len());
         let way = packet.and_then(|packet| {
-            let way = cache.route(switch, (from, router, edit), head, &packet, *now_ms)?;
+            let packet_of = (&packet, &frame.offload);
+            let way = cache.route(switch, (from, router, edit), head, packet_of, *now_ms)?;
             Some((packet, way))
         });
-        let Some((packet, way)) = way else {
+        let Some((packet, (way, translated))) = way else {
             apply(edit, frame);
             return router;
         };
         if packet.frame_len() < frame.len {
             frame.len = packet.frame_len();
             frame.head.truncate(frame.len);
+        }
+        if let Some(to) = translated
+            && let Some(tuple) = packet.tuple(frame.head.bytes(), &frame.offload)
+        {
+            packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, &to);
         }
         packet.forward(frame.head, way.routers, way.source, way.destination);
         apply(way.edit, frame);

@@ -5,7 +5,7 @@ use packet::{Checked, Head, VlanEdit};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Cache, NetworkConfig, NotBypassed, PortConfig, Step, Verdict, VlanMode};
+use crate::{By, Cache, NetworkConfig, NotBypassed, PortConfig, Step, Verdict, VlanMode};
 
 const NETWORKS: usize = 4;
 const ROUTERS: usize = 4;
@@ -130,7 +130,7 @@ impl Model {
             SourceCheck::Off => {}
             SourceCheck::Loose if back.is_some() => {}
             SourceCheck::Strict if back.is_some_and(|(.., hop)| hop.interface == number) => {}
-            SourceCheck::Loose | SourceCheck::Strict => return die("source"),
+            SourceCheck::Loose | SourceCheck::Strict | SourceCheck::Closed => return die("source"),
         }
         let Some((.., hop)) = find(to) else { return die("no route") };
         if ttl <= 1 {
@@ -188,7 +188,9 @@ impl Lab {
                     let port = port(n, plan.vlans[n].map_or(VlanMode::None, mode));
                     let vlan = plan.vlans[n];
                     learn(port, mac(n, 1, r), vlan);
-                    RouterInterface { port, vlan, mac: mac(n, 1, r), mtu, check: plan.checks[r] }
+                    let (mac, check) = (mac(n, 1, r), plan.checks[r]);
+                    let check_v6 = SourceCheck::Closed;
+                    RouterInterface { port, vlan, mac, mtu, check, check_v6 }
                 })
                 .collect();
             switch.set_interfaces(id, interfaces.clone()).unwrap();
@@ -254,11 +256,16 @@ impl Lab {
             };
             let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
             let routed = cache.as_mut().filter(|_| router).and_then(|cache| {
-                cache.route(&snapshot, (port, to, edit), head.bytes(), &packet, NOW)
+                let packet = (&packet, &Checked::PLAIN);
+                cache.route(&snapshot, (port, to, edit), head.bytes(), packet, NOW)
             });
             let rest = frame[head.len()..packet.frame_len().max(head.len())].to_vec();
             match routed {
-                Some(way) => {
+                Some((way, to_tuple)) => {
+                    if let Some(new) = to_tuple {
+                        let old = packet.tuple(head.bytes(), &Checked::PLAIN).unwrap();
+                        packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, &new);
+                    }
                     packet.forward(&mut head, way.routers, way.source, way.destination);
                     assert!(head.edit(way.edit));
                     to = way.port;
@@ -288,7 +295,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     let vlans = prop::array::uniform4(prop_oneof![Just(None), Just(Some(10)), Just(Some(20))]);
     let mtu = prop_oneof![4 => Just(1500usize), 1 => Just(576)];
     let check = prop_oneof![
-        3 => Just(SourceCheck::Off), 1 => Just(SourceCheck::Loose), 1 => Just(SourceCheck::Strict)
+        3 => Just(SourceCheck::Off), 1 => Just(SourceCheck::Loose), 1 => Just(SourceCheck::Strict),
+        1 => Just(SourceCheck::Closed)
     ];
     let routers =
         prop::collection::vec(prop::collection::btree_map(0..NETWORKS, mtu, 2..4), ROUTERS);
@@ -475,14 +483,14 @@ fn it_is_told_step_by_step() {
     let (port, packet) = ping(&lab);
     let snapshot = lab.switch.snapshot();
     let parse = |frame: &[u8]| Packet::parse(frame, frame.len(), &Checked::PLAIN);
-    let steps = snapshot.explain(port, &packet, parse(&packet), NOW);
+    let steps = snapshot.explain(port, &packet, parse(&packet), &Checked::PLAIN, NOW);
     let interfaces = &lab.routers[0].interfaces;
     let (first, last) = (interfaces[0], interfaces[1]);
     let to = (lab.hosts[1].0, mac(1, 0, 1));
     let bypassed = Step::Bypassed {
         router: RouterId(0),
         ingress: 0,
-        prefix: Prefix::new(address(1, 0, 1).into(), 32).unwrap(),
+        by: By::Prefix(Prefix::new(address(1, 0, 1).into(), 32).unwrap()),
         route: RouteId(3),
         hop: 0,
         egress: 1,
@@ -494,7 +502,7 @@ fn it_is_told_step_by_step() {
 
     let with = |ttl, len, to| {
         let frame = frame(first.mac, mac(0, 0, 1), None, address(0, 0, 1), to, ttl, len);
-        snapshot.explain(port, &frame, parse(&frame), NOW)[1..].to_vec()
+        snapshot.explain(port, &frame, parse(&frame), &Checked::PLAIN, NOW)[1..].to_vec()
     };
     let refused = |why| Step::ToRouter(RouterId(0), why);
     let there = address(1, 0, 1);

@@ -121,6 +121,7 @@ impl Registry {
             router: vm,
             ingress: name(bypassed.ingress),
             prefix: bypassed.prefix.clone(),
+            connection: bypassed.connection.clone(),
             nexthop: state.router.nexthop(bypassed)?,
             egress: name(bypassed.egress),
             smac: bypassed.smac,

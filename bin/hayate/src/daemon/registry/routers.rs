@@ -280,11 +280,24 @@ fn detail(view: api::Router, router: &Router) -> RouterDetail {
     let state = router.state();
     let delegation = state.session.delegation();
     let interfaces = delegation.interfaces().iter().map(|known| {
-        let api::channel::Interface { id, name, mac, card, vlan, mtu, source_check } =
+        let api::channel::Interface { id, name, mac, card, vlan, mtu, .. } =
             known.interface.clone();
+        let (source_check, source_check_v6) =
+            (known.interface.source_check, known.interface.source_check_v6);
         let port = known.port.as_ref().map(|(_, name)| name.clone());
         let refused = port.is_none().then_some(Refusal::NotYourPort);
-        api::RouterInterface { id, name, mac, card, vlan, mtu, source_check, port, refused }
+        api::RouterInterface {
+            id,
+            name,
+            mac,
+            card,
+            vlan,
+            mtu,
+            source_check,
+            source_check_v6,
+            port,
+            refused,
+        }
     });
     let counts = state.router.counts();
     let nexthops = delegation.nexthops().iter().map(|(id, known)| {

@@ -1,0 +1,198 @@
+//! With and without a bypass: the same bytes at B, and the same answers at A.
+
+use std::collections::BTreeMap;
+
+use e2e::{Result, ensure};
+
+use crate::lab::{A, B, Lab, ROUTER, text};
+use crate::packets::{
+    Link, Rng, Sent, answered_by_the_router, for_the_router, is_barrier, random, sum,
+};
+
+/// Packets in all, and between two looks at what came of them.
+const PACKETS: u32 = 24_000;
+const BATCH: u32 = 40;
+
+/// What came of some packets: frames, and how many of each.
+type Came = BTreeMap<Vec<u8>, u32>;
+
+/// A router with two interfaces and a VLAN on each, neighbours that are known for good, and routes of
+/// every kind.
+pub fn set_up(source_check: u8) -> Result<Lab> {
+    let (a, b) = (text(A), text(B));
+    let ip = format!(
+        "link set r0 mtu 9000
+         link add link r0 name r0.10 type vlan id 10
+         link add link r1 name r1.20 type vlan id 20
+         link set r0 up
+         link set r1 up
+         link set r0.10 up
+         link set r1.20 up
+         addr add 10.1.0.1/24 brd + dev r0
+         addr add 10.2.0.1/24 brd + dev r1
+         addr add 10.1.10.1/24 brd + dev r0.10
+         addr add 10.2.20.1/24 brd + dev r1.20
+         addr add fd00:1::1/64 dev r0 nodad
+         addr add fd00:2::1/64 dev r1 nodad
+         addr add fd00:1:a::1/64 dev r0.10 nodad
+         addr add fd00:2:14::1/64 dev r1.20 nodad
+         neigh add 10.1.0.2 lladdr {a} dev r0 nud permanent
+         neigh add 10.2.0.2 lladdr {b} dev r1 nud permanent
+         neigh add 10.1.10.2 lladdr {a} dev r0.10 nud permanent
+         neigh add 10.2.20.2 lladdr {b} dev r1.20 nud permanent
+         neigh add fd00:1::2 lladdr {a} dev r0 nud permanent
+         neigh add fd00:2::2 lladdr {b} dev r1 nud permanent
+         neigh add fd00:1:a::2 lladdr {a} dev r0.10 nud permanent
+         neigh add fd00:2:14::2 lladdr {b} dev r1.20 nud permanent
+         neigh add fe80::b lladdr {b} dev r1 nud permanent
+         route add 192.168.0.0/16 via 10.2.0.2
+         route add 192.168.200.0/24 via 10.2.20.2
+         route add 172.16.0.0/16 via 10.1.0.2
+         route add blackhole 198.18.0.0/24
+         route add unreachable 198.18.1.0/24
+         route add prohibit 198.18.2.0/24
+         route add fd00:4d::/32 via fd00:1::2
+         route add 2001:db8:1::/48 via fd00:2::2
+         route add 2001:db8:2::/48 via fd00:2:14::2
+         route add 2001:db8:3::/48 via fe80::b dev r1
+         route add blackhole 2001:db8:18::/48
+         route add unreachable 2001:db8:19::/48
+         route add prohibit 2001:db8:1a::/48"
+    );
+    // Rates of ICMP errors are not what is compared here.
+    let shell = format!(
+        "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
+         net.ipv4.icmp_ratelimit=0 net.ipv4.icmp_msgs_per_sec=1000000 \
+         net.ipv4.icmp_msgs_burst=1000000 net.ipv6.icmp.ratelimit=0 \
+         net.ipv6.auto_flowlabels=0 net.ipv4.conf.all.rp_filter={source_check} \
+         net.ipv4.conf.default.rp_filter={source_check} net.ipv4.conf.all.send_redirects=0 \
+         net.ipv4.conf.default.send_redirects=0; \
+         for i in r0 r1; do echo 0 >/proc/sys/net/ipv4/conf/$i/send_redirects; done"
+    );
+    let mut lab = Lab::new(&ip, &shell)?;
+    lab.wait("all routes to be delegated", |shown| {
+        shown["policy"] == "plain" && shown["prefixes"].as_u64() > Some(30)
+    })?;
+    Ok(lab)
+}
+
+/// Twenty thousand packets and more, with the bypass and without.
+pub fn packets(lab: &mut Lab) -> Result<String> {
+    let link = Link { a: A, router: ROUTER[0] };
+    let mut rng = Rng::new(20);
+    let all: Vec<Sent> = (0..PACKETS).map(|n| random(&mut rng, link, n)).collect();
+    lab.bypass(false)?;
+    let without = pass(lab, &all)?;
+    lab.bypass(true)?;
+    let before = lab.bypassed()?;
+    let with = pass(lab, &all)?;
+    let bypassed = lab.bypassed()? - before;
+    let (mut forwarded, mut answers) = (0, 0);
+    for (n, (with, without)) in with.iter().zip(&without).enumerate() {
+        let sent = &all[n * BATCH as usize..(n + 1) * BATCH as usize];
+        for (host, with, without) in [("A", &with[0], &without[0]), ("B", &with[1], &without[1])] {
+            compare(host, with, without, sent)?;
+        }
+        answers += without[0].values().sum::<u32>();
+        forwarded += without[1].values().sum::<u32>();
+    }
+    // Of those that reach B a part must have gone past the router, or nothing was compared.
+    ensure!(forwarded > PACKETS / 4, "only {forwarded} of {PACKETS} frames reached B");
+    ensure!(bypassed > u64::from(PACKETS / 4), "only {bypassed} of {PACKETS} went past the router");
+    ensure!(answers > PACKETS / 50, "only {answers} answers");
+    Ok(format!(
+        "{PACKETS} packets: {forwarded} frames at B, {answers} answers at A, the same each time; \
+         {bypassed} went past the router"
+    ))
+}
+
+fn compare(host: &str, with: &Came, without: &Came, sent: &[Sent]) -> Result<()> {
+    let differ = |one: &Came, other: &Came| -> Vec<String> {
+        let more = one.iter().filter(|(frame, count)| other.get(*frame) != Some(count));
+        more.map(|(frame, count)| format!("{count} x {}", hex(frame))).collect()
+    };
+    let (only_with, only_without) = (differ(with, without), differ(without, with));
+    if only_with.is_empty() && only_without.is_empty() {
+        return Ok(());
+    }
+    // Which packet it was: its number is in it.
+    let sent: Vec<String> = sent.iter().map(|one| hex(&one.frame)).collect();
+    e2e::bail!(
+        "{host} got with the bypass\n  {}\nand without\n  {}\nof\n  {}",
+        only_with.join("\n  "),
+        only_without.join("\n  "),
+        sent.join("\n  ")
+    )
+}
+
+/// The beginning of a frame, and its length.
+fn hex(frame: &[u8]) -> String {
+    let digits: String = frame.iter().take(90).map(|byte| format!("{byte:02x}")).collect();
+    format!("{digits} ({})", frame.len())
+}
+
+/// Sends all packets; what came to A and to B of each batch.
+fn pass(lab: &mut Lab, all: &[Sent]) -> Result<Vec<[Came; 2]>> {
+    let link = Link { a: A, router: ROUTER[0] };
+    let mut batches = Vec::new();
+    for (n, batch) in (0u32..).zip(all.chunks(BATCH as usize)) {
+        for Sent { header, frame } in batch {
+            lab.send(header, frame)?;
+        }
+        // What the router does with these two it does after all it does with those before.
+        for Sent { header, frame } in [for_the_router(link, n), answered_by_the_router(link, n)] {
+            lab.send(&header, &frame)?;
+        }
+        lab.a.flush()?;
+        let at_a = lab.until("the router's answer", true, |frame| is_barrier(frame, n))?;
+        let at_b =
+            lab.until("a packet by way of the router", false, |frame| is_barrier(frame, n))?;
+        batches.push([at_a, at_b].map(|came| {
+            let mut counted = Came::new();
+            for (header, frame) in came {
+                if is_of_interest(&frame) && !is_barrier(&frame, n) {
+                    *counted.entry(comparable(&header, frame)).or_default() += 1;
+                }
+            }
+            counted
+        }));
+    }
+    Ok(batches)
+}
+
+/// Offset of layer 3 and EtherType.
+fn network(frame: &[u8]) -> (usize, [u8; 2]) {
+    if frame[12..14] == [0x81, 0] {
+        (18, [frame[16], frame[17]])
+    } else {
+        (14, [frame[12], frame[13]])
+    }
+}
+
+/// Not what a router sends by its own clock: ARP, neighbour discovery (redirects among it), MLD.
+fn is_of_interest(frame: &[u8]) -> bool {
+    let from_router = ROUTER.iter().any(|mac| frame[6..12] == *mac);
+    let (l3, ethertype) = network(frame);
+    let v6 = ethertype == [0x86, 0xdd];
+    let discovery =
+        v6 && frame.get(l3 + 6) == Some(&58) && matches!(frame.get(l3 + 40), Some(130..=143));
+    let listener = v6 && frame.get(l3 + 6) == Some(&0) && frame.get(l3 + 40) == Some(&58);
+    from_router && ethertype != [0x08, 0x06] && !discovery && !listener
+}
+
+/// The header as far as it says something, and the frame. Of the router's own IPv4 packets (ICMP) the
+/// identification is a counter: it is left out, once the checksum over it was found right.
+fn comparable(header: &[u8; 12], mut frame: Vec<u8>) -> Vec<u8> {
+    let (l3, ethertype) = network(&frame);
+    let source: [u8; 4] =
+        frame.get(l3 + 12..l3 + 16).and_then(|a| a.try_into().ok()).unwrap_or_default();
+    let own = [[10, 1, 0, 1], [10, 2, 0, 1], [10, 1, 10, 1], [10, 2, 20, 1]];
+    if ethertype == [8, 0] && own.contains(&source) && sum(&frame[l3..l3 + 20]) == 0xffff {
+        frame[l3 + 4..l3 + 6].fill(0);
+        frame[l3 + 10..l3 + 12].fill(0);
+    }
+    let [flags, gso, _, _, size0, size1, start0, start1, offset0, offset1, ..] = *header;
+    // Only with its flag have the checksum's fields a meaning.
+    let csum = if flags & 1 != 0 { [1, start0, start1, offset0, offset1] } else { [0; 5] };
+    [&csum[..], &[gso, size0, size1], &frame].concat()
+}
