@@ -3,8 +3,10 @@
 //! Called by the registry on the daemon's control thread. Handles are not checked here: whoever
 //! holds one has not given it back yet.
 
+mod flow;
 mod router;
 
+pub(crate) use flow::{Bypassed, Seen};
 pub(crate) use router::{Gone, PlaneRouter};
 
 use api::{Mac, PortState, Timestamp};
@@ -18,6 +20,9 @@ pub(crate) type NetworkHandle = dataplane::NetworkId;
 
 /// An open port.
 pub(crate) type PortHandle = dataplane::PortId;
+
+/// A router.
+pub(crate) type RouterHandle = dataplane::RouterId;
 
 /// The host refused; the text says what and why.
 #[derive(Debug, thiserror::Error)]

@@ -4,11 +4,12 @@
 
 mod common;
 
-use common::{Daemon, until};
+use common::{Daemon, Namespace, repository, until};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Whoever is at the other end of a channel.
 struct Agent {
@@ -352,4 +353,323 @@ fn sockets_are_checked() {
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     daemon.ok(&format!("vm add stale --channel {}", stale.display()));
     UnixStream::connect(stale).unwrap();
+}
+
+/// A router in a namespace between two others. It forwards nothing itself: what gets through went
+/// past it.
+struct Topology {
+    daemon: Daemon,
+    client: Namespace,
+    server: Namespace,
+    _router: Namespace,
+    macs: [String; 4],
+}
+
+impl Topology {
+    fn new() -> Self {
+        let daemon = Daemon::start(&[]);
+        let [client, router, server] = [(); 3].map(|()| daemon.namespace());
+        daemon.ok("network add lan");
+        daemon.ok("network add wan");
+        daemon.ok(&format!("vm add edge --channel {}", channel(&daemon).display()));
+        let mut macs = Vec::new();
+        for (port, network, namespace, address, vm) in [
+            ("c0", "lan", &client, "10.1.0.2/24", ""),
+            ("edge0", "lan", &router, "10.1.0.1/24", "--vm edge"),
+            ("edge1", "wan", &router, "10.2.0.1/24", "--vm edge"),
+            ("s0", "wan", &server, "10.2.0.2/24", ""),
+        ] {
+            let netns = namespace.path();
+            daemon.ok(&format!(
+                "port add {port} --network {network} --kind tap --ifname {port} --netns {netns} {vm}"
+            ));
+            namespace.inside(&format!("ip address add {address} dev {port}"));
+            let mac = daemon.json(&format!("port show {port} --json"))["mac"].clone();
+            macs.push(mac.as_str().unwrap().to_owned());
+        }
+        client.inside("ip route add default via 10.1.0.1");
+        server.inside("ip route add default via 10.2.0.1");
+        let macs = macs.try_into().unwrap();
+        Self { daemon, client, server, _router: router, macs }
+    }
+
+    /// What an agent in the router would say.
+    fn delegate(&self) -> Agent {
+        let [client, edge0, edge1, server] = &self.macs;
+        let mut agent = Agent::hello(&self.daemon);
+        let interface = |id: u32, mac: &str| json!({"id": id, "name": format!("e{id}"), "mac": mac, "mtu": 1500});
+        let interfaces = json!({"interfaces": [interface(0, edge0), interface(1, edge1)]});
+        agent.ok("router.interfaces", &interfaces);
+        let hop =
+            |id: u32, mac: &str| json!({"id": id, "to": {"via": [{"interface": id, "mac": mac}]}});
+        agent.ok("router.nexthops", &json!({"set": [hop(0, client), hop(1, server)]}));
+        let via = |id: u32, prefix: &str| json!({"nexthop": id, "prefixes": [prefix]});
+        agent.ok("router.routes", &json!({"set": [via(0, "10.1.0.2/32"), via(1, "10.2.0.2/32")]}));
+        agent
+    }
+
+    /// Both resolve the router's address: then the switch knows all four.
+    fn meet(&self) {
+        for (namespace, gateway) in [(&self.client, "10.1.0.1"), (&self.server, "10.2.0.1")] {
+            namespace.inside(&format!("ping -c 1 -w 10 {gateway}"));
+        }
+    }
+
+    /// Whether a ping is answered within so many seconds.
+    fn pings(&self, patience: u32) -> bool {
+        let said = self.client.run(&format!("ping -c 1 -W {patience} 10.2.0.2"));
+        said.out.contains("1 received")
+    }
+
+    #[track_caller]
+    fn passes(&self) {
+        assert!(self.pings(30), "{}", router(&self.daemon));
+    }
+
+    #[track_caller]
+    fn is_lost(&self) {
+        assert!(!self.pings(1), "{}", router(&self.daemon));
+    }
+}
+
+#[test]
+fn packets_go_past_a_router_while_it_delegates_and_not_a_moment_longer() {
+    let topology = Topology::new();
+    let daemon = &topology.daemon;
+    topology.meet();
+    topology.is_lost();
+    let mut agent = topology.delegate();
+    topology.passes();
+    until("packets are counted", || router(daemon)["router"]["packets"] == 2);
+    let counted = agent.ok("router.counters", &json!({}));
+    let counts = &counted["nexthops"];
+    assert_eq!(
+        (&counts[0]["hops"][0]["packets"], &counts[1]["hops"][0]["packets"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(counts[0]["hops"][0]["bytes"], 98);
+    assert_eq!(agent.ok("router.counters", &json!({"after": 0}))["nexthops"][0]["id"], 1);
+
+    daemon.ok("router bypass edge off");
+    topology.is_lost();
+    daemon.ok("router bypass edge on");
+    topology.passes();
+    agent.ok("router.routes", &json!({"del": ["10.2.0.2/32"]}));
+    topology.is_lost();
+    agent.ok("router.routes", &json!({"set": [{"nexthop": 1, "prefixes": ["10.2.0.0/24"]}]}));
+    topology.passes();
+    // Interfaces change their places; the next hops follow them.
+    let [_, edge0, edge1, _] = &topology.macs;
+    let interface =
+        |id: u32, mac: &str| json!({"id": id, "name": format!("e{id}"), "mac": mac, "mtu": 1500});
+    let turned = json!({"interfaces": [interface(1, edge1), interface(0, edge0)]});
+    agent.ok("router.interfaces", &turned);
+    topology.passes();
+    agent.ok("router.interfaces", &json!({"interfaces": [interface(0, edge0)]}));
+    topology.is_lost();
+    agent.ok("router.interfaces", &turned);
+    topology.passes();
+    agent.ok("router.withdraw", &json!({}));
+    topology.is_lost();
+    // What was counted stays counted: five pings, both ways; and what was lost on the way back.
+    let packets = router(daemon)["router"]["packets"].as_u64().unwrap();
+    assert!(packets >= 10, "{packets}");
+
+    drop(agent);
+    let agent = topology.delegate();
+    topology.passes();
+    drop(agent);
+    until("it is withdrawn", || router(daemon)["router"]["prefixes"] == 0);
+    topology.is_lost();
+}
+
+#[test]
+fn flow_why_follows_a_packet() {
+    let topology = Topology::new();
+    let daemon = &topology.daemon;
+    topology.meet();
+    let why = |words: &str| daemon.ok(&format!("flow why --from c0 {words}"));
+    // Without a router in the network nobody knows for whom the frame is.
+    daemon.fails(
+        "flow why --from c0 src=10.1.0.2 dst=10.2.0.2",
+        2,
+        &["lan has 0 interfaces", "dmac="],
+    );
+    let _agent = topology.delegate();
+    let [client, edge0, edge1, server] = &topology.macs;
+    let text = why("src=10.1.0.2 dst=10.2.0.2");
+    assert_eq!(
+        text,
+        format!(
+            "frame {client} > {edge0}\n\
+         comes in by port c0 of network lan\n\
+         bypasses router edge: in by e0, 10.2.0.2/32 takes next hop 1, out by e1\n  \
+         rewritten: frame {edge1} > {server}, one hop less; that is behind port s0\n\
+         leaves by port s0\n"
+        )
+    );
+    let json = daemon.json("flow why --json --from c0 10.1.0.2:1 > 10.2.0.2:80 udp");
+    assert_eq!(json["flow"]["proto"], 17);
+    let steps: Vec<&Value> = json["steps"].as_array().unwrap().iter().map(|s| &s["step"]).collect();
+    assert_eq!(steps, ["arrived", "bypassed", "forward"]);
+    for (words, part) in [
+        ("src=10.1.0.2 dst=10.9.0.1", "goes to router edge: it has not delegated the destination"),
+        ("src=10.1.0.2 dst=10.2.0.2 ttl=1", "may not pass that many routers"),
+        ("src=10.1.0.2 dst=10.2.0.2 size=1501", "longer than an MTU"),
+        ("src=10.1.0.2 dst=224.0.0.1", "goes to router edge"),
+        (&format!("src=10.1.0.2 dst=10.1.0.1 dmac={client}"), "is dropped: same-port"),
+        ("src=10.1.0.2 dst=10.2.0.2 dmac=02:00:00:00:99:99", "leaves by edge0"),
+    ] {
+        let text = why(words);
+        assert!(text.contains(part), "{words}: {text}");
+    }
+    daemon.ok("router bypass edge off");
+    assert!(why("src=10.1.0.2 dst=10.2.0.2").contains("bypass is switched off"));
+    daemon.fails("flow why --from x src=10.1.0.2 dst=10.2.0.2", 4, &["no port named x"]);
+    daemon.fails("flow why --from c0 src=10.1.0.2 dst=::1", 2, &["two versions"]);
+    daemon.fails("flow why --from c0 src=10.1.0.2 dst=10.2.0.2 size=9", 2, &["20 to 65535"]);
+}
+
+/// What a process has in memory, KiB.
+fn resident(daemon: &Daemon) -> i64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// CPU time of the daemon's control thread.
+fn control_time(daemon: &Daemon) -> Duration {
+    let pid = daemon.pid();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).unwrap();
+    Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Requests to delegate many prefixes, and to withdraw them: each as long as a line may be.
+fn long_lines() -> [String; 2] {
+    let prefixes: Vec<String> =
+        (0..3500).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256)).collect();
+    let set = json!({"set": [{"nexthop": 7, "prefixes": prefixes}]});
+    [set, json!({"del": prefixes})].map(|params| {
+        let line = json!({"jsonrpc": "2.0", "id": 1, "method": "router.routes", "params": params});
+        let line = format!("{line}\n");
+        assert!((50_000..65_536).contains(&line.len()), "{}", line.len());
+        line
+    })
+}
+
+#[test]
+fn whoever_does_not_read_waits_and_takes_no_memory() {
+    let daemon = set_up(&[]);
+    let mut before = 0;
+    for round in 0..40 {
+        let mut agent = Agent::hello(&daemon);
+        agent.delegate(&mac("edge0"));
+        let mut stream = agent.stream.into_inner();
+        stream.set_nonblocking(true).unwrap();
+        let text = match round % 4 {
+            0 => "x".repeat(1 << 20),
+            1 => "\n{}\n".repeat(1 << 18),
+            2 => "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"router.counters\"}\n".repeat(1 << 14),
+            _ => long_lines().concat().repeat(8),
+        };
+        // As much as the socket takes; what is too much stays with us.
+        let (mut rest, mut full) = (text.as_bytes(), 0);
+        while full < 20 && !rest.is_empty() {
+            match stream.write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(_) => {
+                    full += 1;
+                    assert_eq!(daemon.http("GET", "/v1/routers", "").0, 200);
+                }
+            }
+        }
+        if round == 4 {
+            before = resident(&daemon);
+        }
+    }
+    let more = resident(&daemon) - before;
+    assert!(more < 16 * 1024, "{more} KiB more than before");
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+}
+
+#[test]
+fn a_flood_of_requests_takes_a_quarter_of_the_control_thread() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    let flood = agent.stream.get_ref().try_clone().unwrap();
+    let (asked, begun) = (control_time(&daemon), Instant::now());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let lines = long_lines();
+            let mut to = &flood;
+            // Until the connection is shut down.
+            while lines.iter().all(|line| to.write_all(line.as_bytes()).is_ok()) {}
+        });
+        scope.spawn(|| {
+            let mut line = String::new();
+            while agent.stream.read_line(&mut line).is_ok_and(|read| read > 0) {
+                assert!(line.contains("\"result\":{}"), "{line}");
+                line.clear();
+            }
+        });
+        // Meanwhile others are served.
+        while begun.elapsed() < Duration::from_secs(12) {
+            assert_eq!(daemon.http("GET", "/v1/routers/edge", "").0, 200);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        flood.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    let (used, passed) = (control_time(&daemon) - asked, begun.elapsed());
+    // A quarter and two seconds are for the requests; the rest for all around them.
+    let most = passed / 3 + Duration::from_secs(2);
+    assert!(used < most, "{used:?} of CPU in {passed:?}");
+}
+
+/// The blocks of `docs/guest-channel.md` of one kind.
+fn shown(kind: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository().join("docs/guest-channel.md")).unwrap();
+    let fence = format!("\n```{kind}\n");
+    let blocks = text.split(&fence).skip(1);
+    blocks.map(|rest| rest.split("\n```\n").next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_session_in_the_docs_is_as_it_is_shown() {
+    let daemon = Daemon::start(&[]);
+    let socket = channel(&daemon);
+    for line in shown("sh")[0].lines().filter(|line| !line.ends_with("daemon &")) {
+        let words = line.replace("/run/edge.sock", socket.to_str().unwrap());
+        daemon.ok(words.strip_prefix("hayate ").unwrap());
+    }
+    let mut agent = Agent::connect(&daemon);
+    let session = &shown("text")[0];
+    assert!(session.lines().count() > 20);
+    for line in session.lines() {
+        match line.split_at(3) {
+            ("-> ", request) => agent.send(&format!("{request}\n")),
+            ("<- ", answer) => {
+                let mut expected: Value = serde_json::from_str(answer).unwrap();
+                if let Some(version) = expected.pointer_mut("/result/daemon") {
+                    *version = concat!("hayate ", env!("CARGO_PKG_VERSION")).into();
+                }
+                assert_eq!(agent.answer(), expected, "{line}");
+            }
+            _ => panic!("{line:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_docs_explain_every_refusal() {
+    let docs = std::fs::read_to_string(repository().join("docs/guest-channel.md")).unwrap();
+    for refusal in api::channel::Refusal::ALL {
+        let code = match refusal {
+            api::channel::Refusal::NotYourPort => String::new(),
+            other => format!("{} ", other.code()),
+        };
+        let line = format!("| `{}` | {code}| ", refusal.name());
+        assert!(docs.contains(&line), "{line}");
+    }
 }

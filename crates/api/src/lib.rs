@@ -14,6 +14,7 @@ pub mod channel;
 mod cpus;
 mod error;
 pub mod feature;
+mod flow;
 mod mac;
 mod name;
 mod network;
@@ -29,6 +30,7 @@ mod worker;
 
 pub use cpus::{BadCpuList, CpuList};
 pub use error::{Error, ErrorBody, ErrorCode};
+pub use flow::{Flow, PACKET_SIZE, Step, Why};
 pub use mac::{BadMac, Mac};
 pub use name::{BadName, Name};
 pub use network::{FdbEntry, Network, NetworkConfig};

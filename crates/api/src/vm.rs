@@ -24,10 +24,10 @@ pub struct VmConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub channel: Option<PathBuf>,
-    /// Next hops its router may delegate at most, 1 to 65536.
+    /// Next hops its router may delegate at most, 1 to 16384.
     #[serde(skip_serializing_if = "is_nexthops_default")]
-    #[schema(minimum = 1, maximum = 65_536)]
-    #[schemars(range(min = 1, max = 65_536))]
+    #[schema(minimum = 1, maximum = 16_384)]
+    #[schemars(range(min = 1, max = 16_384))]
     pub nexthops_max: u32,
     /// Prefixes its router may delegate at most, 1 to 1048576.
     #[serde(skip_serializing_if = "is_prefixes_default")]
@@ -71,7 +71,7 @@ impl VmConfig {
             return Err(crate::Wrong::new("vcpus", "1 to 1024 virtual CPUs are allowed"));
         }
         self.channel.as_deref().map_or(Ok(()), |socket| check_socket("channel", socket))?;
-        in_range("nexthops_max", Some(self.nexthops_max), 1, 65_536, "next hops")?;
+        in_range("nexthops_max", Some(self.nexthops_max), 1, 16_384, "next hops")?;
         in_range("prefixes_max", Some(self.prefixes_max), 1, 1 << 20, "prefixes")
     }
 }

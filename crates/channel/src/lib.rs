@@ -103,3 +103,6 @@ pub enum Target {
     /// To one of these: place of the interface, and the neighbour's address. With none: to the router.
     Via(Vec<(usize, Mac)>),
 }
+
+#[cfg(test)]
+mod tests;

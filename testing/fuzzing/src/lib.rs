@@ -5,5 +5,6 @@
 //! `fuzz/corpus/`.
 
 mod bytes;
+pub mod channel;
 pub mod rings;
 pub mod session;

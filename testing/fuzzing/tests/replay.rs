@@ -26,6 +26,11 @@ fn virtqueue() {
 }
 
 #[test]
+fn channel() {
+    replay("channel", fuzzing::channel::run);
+}
+
+#[test]
 fn session() {
     replay("session", fuzzing::session::run);
 }

@@ -52,6 +52,16 @@ impl Client {
         self.parse(&self.request(Method::PUT, path, body.into())?)
     }
 
+    /// Asks for something that takes words to describe.
+    pub(super) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::usage(error.to_string()))?;
+        self.parse(&self.request(Method::POST, path, body.into())?)
+    }
+
     /// Removes something.
     pub(super) fn delete(&self, path: &str) -> Result<(), Failure> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)

@@ -3,6 +3,7 @@
 mod args;
 mod client;
 mod fail;
+mod flow;
 mod local;
 mod network;
 mod out;
@@ -16,7 +17,8 @@ mod worker;
 use crate::daemon;
 use crate::paths::Paths;
 use args::{
-    Cli, Command, DaemonArgs, NetworkCommand, PortCommand, RouterCommand, VmCommand, WorkerCommand,
+    Cli, Command, DaemonArgs, FlowCommand, NetworkCommand, PortCommand, RouterCommand, VmCommand,
+    WorkerCommand,
 };
 use clap::{CommandFactory, Parser};
 use client::Client;
@@ -45,6 +47,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Network(command) => network_command(&client(run_dir)?, command),
         Command::Port(command) => port_command(&client(run_dir)?, command),
         Command::Vm(command) => vm_command(&client(run_dir)?, command),
+        Command::Flow(FlowCommand::Why(args)) => flow::why(&client(run_dir)?, &args),
         Command::Router(command) => router_command(&client(run_dir)?, command),
         Command::Show(output) => show::overview(&client(run_dir)?, output),
         Command::Stats(args) => stats::stats(&client(run_dir)?, &args),

@@ -9,6 +9,7 @@
 //! SIGINT, SIGHUP): the interface, the ports, the workers, in this order.
 
 mod channel;
+mod frame;
 mod group;
 mod lock;
 mod log;

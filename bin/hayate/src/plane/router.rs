@@ -11,9 +11,9 @@ pub(crate) struct PlaneRouter {
     plane: Plane,
     /// Whether the operator lets it be bypassed.
     bypass: bool,
-    id: Option<RouterId>,
+    pub(super) id: Option<RouterId>,
     /// By the agent's numbers.
-    routes: BTreeMap<u32, RouteId>,
+    pub(super) routes: BTreeMap<u32, RouteId>,
     /// What bypassed the routers that are gone.
     past: HopCount,
 }

@@ -211,6 +211,11 @@ impl Namespace {
     pub(crate) fn inside(&self, words: &str) -> String {
         run_in(self.child.id(), words)
     }
+
+    /// The same; it may fail.
+    pub(crate) fn run(&self, words: &str) -> Said {
+        said(enter(self.child.id()).args(words.split_whitespace()).output().unwrap())
+    }
 }
 
 impl Drop for Namespace {

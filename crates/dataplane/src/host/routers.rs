@@ -9,7 +9,7 @@ use packet::Checked;
 use packet::route::Packet;
 use packet::tuple::Tuple;
 use switch::{
-    HopCount, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
+    Flood, HopCount, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
     SwitchError,
 };
 use tokio::sync::oneshot;
@@ -157,6 +157,11 @@ impl Host {
         }
         let packet = Packet::parse(frame, frame.len(), &Checked::PLAIN);
         Ok(self.0.switch.snapshot().explain(from, frame, packet, &Checked::PLAIN, self.0.now_ms()))
+    }
+
+    /// The ports of a flood that [`Host::explain`] told of.
+    pub fn flooded(&self, flood: Flood) -> Vec<PortId> {
+        self.0.switch.snapshot().flood(flood).map(|member| member.port).collect()
     }
 
     /// Waits until no worker deals with a frame that it took up before.

@@ -11,6 +11,7 @@
 
 mod changes;
 mod checks;
+mod flow;
 mod ports;
 mod restore;
 mod routers;

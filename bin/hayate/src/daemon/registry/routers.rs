@@ -191,6 +191,15 @@ impl Registry {
         Ok((socket, router, vm.bypass))
     }
 
+    /// The routers of all VMs that have one. A channel's task looks at the tables while it holds its
+    /// router, so nobody may do it the other way round.
+    pub(super) fn router_handles(&self) -> Vec<(Name, Arc<Router>)> {
+        let tables = self.tables.read();
+        let vms = tables.vms.iter();
+        vms.filter_map(|(name, vm)| Some((name.clone(), vm.channel.as_ref()?.router.clone())))
+            .collect()
+    }
+
     /// All routers, by VM.
     pub(crate) fn routers(&self) -> Vec<api::Router> {
         let tables = self.tables.read();

@@ -5,6 +5,7 @@
 
 mod answer;
 mod body;
+mod flows;
 mod host;
 mod metrics;
 mod networks;
@@ -60,6 +61,7 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(routers::show))
         .routes(routes!(routers::prefixes))
         .routes(routes!(routers::bypass))
+        .routes(routes!(flows::why))
         .routes(routes!(host::workers))
         .routes(routes!(host::worker))
         .routes(routes!(host::stats))

@@ -1,0 +1,516 @@
+//! A session against a plain model of what is delegated, and a host that does what it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use api::channel::{
+    Answer, Hello, Hop, HopCount, Interface, Interfaces, LINE_MAX, Lease, Limits, Method, NextHop,
+    NextHops, Outcome, PlacedInterface as Where, Policy, Prefix, Refusal, Renew, Request, Routes,
+    SourceCheck, Status, To, Via, Withdraw,
+};
+use api::{Mac, Name};
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: Limits = Limits { interfaces: 3, nexthops: 4, prefixes: 5 };
+const LEASE: Duration = Duration::from_millis(1000);
+
+/// Ports 0 and 1 have cards 0 and 1; card 2 was seen behind both, card 3 behind port 1.
+struct Ports {
+    open: [bool; 2],
+}
+
+impl World for Ports {
+    type Port = u8;
+
+    fn ports(&self) -> Vec<Port<u8>> {
+        let port = |n: u8| Port {
+            name: name(n),
+            network: name(9),
+            mac: Some(mac(n)),
+            handle: self.open[usize::from(n)].then_some(n),
+        };
+        vec![port(0), port(1)]
+    }
+
+    fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
+        let all = [(mac(2), 0), (mac(2), 1), (mac(3), 1)];
+        all.into_iter().filter(|(mac, _)| wanted.contains(mac)).collect()
+    }
+
+    fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
+        BTreeMap::new()
+    }
+}
+
+fn name(n: u8) -> Name {
+    format!("p{n}").parse().unwrap()
+}
+
+fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+fn prefix(n: u8) -> Prefix {
+    format!("10.{n}.0.0/16").parse().unwrap()
+}
+
+/// A host that does what it is told: what packets would do.
+#[derive(Debug, Default, PartialEq)]
+struct Host {
+    interfaces: Vec<PlacedInterface<u8>>,
+    nexthops: BTreeMap<u32, Target>,
+    prefixes: BTreeMap<Prefix, u32>,
+}
+
+impl Host {
+    fn carry_out(&mut self, actions: Vec<Action<u8>>) {
+        for action in actions {
+            match action {
+                Action::Clear => *self = Self::default(),
+                Action::Interfaces(interfaces) => {
+                    assert_ne!(interfaces, self.interfaces, "nothing is done twice");
+                    self.interfaces = interfaces;
+                }
+                Action::NextHop { number, to } => {
+                    let old = self.nexthops.insert(number, to);
+                    assert_ne!(old.as_ref(), self.nexthops.get(&number), "nothing is done twice");
+                }
+                Action::RemoveNextHop(number) => {
+                    assert!(self.prefixes.values().all(|used| *used != number));
+                    self.nexthops.remove(&number).unwrap();
+                }
+                Action::Delegate { prefix, nexthop } => {
+                    assert!(self.nexthops.contains_key(&nexthop));
+                    assert_ne!(self.prefixes.insert(prefix, nexthop), Some(nexthop));
+                }
+                Action::Withdraw(prefix) => {
+                    self.prefixes.remove(&prefix).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// What is delegated, in the words of the protocol.
+#[derive(Debug, Default)]
+struct Model {
+    /// End of the lease: nobody has said hello, it has ended, or a time.
+    lease: Option<Option<Instant>>,
+    interfaces: Vec<(Interface, Option<u8>)>,
+    nexthops: BTreeMap<u32, To>,
+    prefixes: BTreeMap<Prefix, u32>,
+}
+
+impl Model {
+    fn clear(&mut self) {
+        self.interfaces.clear();
+        self.nexthops.clear();
+        self.prefixes.clear();
+    }
+
+    /// The port of an interface that was behind `before`.
+    fn find(&self, interface: &Interface, before: Option<u8>, ports: &Ports) -> Option<u8> {
+        let card = interface.card.unwrap_or(interface.mac).0[5];
+        let is_open = |port: &u8| ports.open[usize::from(*port)];
+        let own = (card < 2).then_some(card).filter(is_open);
+        let seen = (card == 3).then_some(1).filter(is_open);
+        own.or(before.filter(is_open)).or(seen)
+    }
+
+    /// What a host should do with packets.
+    fn host(&self) -> Host {
+        let placed: Vec<_> = self.interfaces.iter().filter(|(_, port)| port.is_some()).collect();
+        let place = |hop: &Hop| {
+            placed.iter().position(|(one, _)| one.id == hop.interface).map(|place| (place, hop.mac))
+        };
+        let target = |to: &To| match to {
+            To::Own => Target::Own,
+            To::Via(hops) => {
+                let hops: Vec<_> = hops.iter().map(place).collect();
+                let known = hops.iter().all(Option::is_some);
+                Target::Via(if known { hops.into_iter().flatten().collect() } else { Vec::new() })
+            }
+        };
+        Host {
+            interfaces: placed
+                .iter()
+                .map(|(one, port)| PlacedInterface {
+                    port: port.unwrap(),
+                    mac: one.mac,
+                    vlan: one.vlan,
+                    mtu: one.mtu,
+                    source_check: one.source_check,
+                    source_check_v6: one.source_check_v6,
+                })
+                .collect(),
+            nexthops: self.nexthops.iter().map(|(n, to)| (*n, target(to))).collect(),
+            prefixes: self.prefixes.clone(),
+        }
+    }
+
+    /// Does a request, or says why not.
+    fn ask(&mut self, request: &Asked, now: Instant, ports: &Ports) -> Result<(), Refusal> {
+        if let Asked::Hello = request {
+            self.clear();
+            self.lease = Some(Some(now + LEASE));
+            return Ok(());
+        }
+        let lease = self.lease.ok_or(Refusal::NoSession)?;
+        match request {
+            Asked::Hello => {}
+            Asked::Renew => {
+                for place in 0..self.interfaces.len() {
+                    let (interface, before) = self.interfaces[place].clone();
+                    self.interfaces[place].1 = self.find(&interface, before, ports);
+                }
+            }
+            _ if lease.is_none() => return Err(Refusal::Lost),
+            Asked::Interfaces(all) => {
+                if all.len() > 3 {
+                    return Err(Refusal::TooManyInterfaces);
+                }
+                let ids: BTreeSet<u32> = all.iter().map(|one| one.id).collect();
+                if ids.len() < all.len() {
+                    return Err(Refusal::BadParams);
+                }
+                let card = |one: &Interface| one.card.unwrap_or(one.mac);
+                let found = all.iter().map(|one| {
+                    let same = self.interfaces.iter().find(|(old, _)| card(old) == card(one));
+                    let before = same.and_then(|(_, port)| *port);
+                    (one.clone(), self.find(one, before, ports))
+                });
+                self.interfaces = found.collect();
+            }
+            Asked::NextHops(NextHops { set, del }) => {
+                for hop in set {
+                    if hop.id >= 4 {
+                        return Err(Refusal::TooManyNextHops);
+                    }
+                    let To::Via(hops) = &hop.to else { continue };
+                    let known = |id: u32| self.interfaces.iter().any(|(one, _)| one.id == id);
+                    if hops.iter().any(|hop| !known(hop.interface)) {
+                        return Err(Refusal::UnknownInterface);
+                    }
+                }
+                let del: BTreeSet<u32> = del.iter().copied().collect();
+                for number in &del {
+                    if self.prefixes.values().any(|used| used == number) {
+                        return Err(Refusal::NextHopInUse);
+                    }
+                    let set = set.iter().any(|hop| hop.id == *number);
+                    if !set && !self.nexthops.contains_key(number) {
+                        return Err(Refusal::UnknownNextHop);
+                    }
+                }
+                self.nexthops.extend(set.iter().map(|hop| (hop.id, hop.to.clone())));
+                self.nexthops.retain(|number, _| !del.contains(number));
+            }
+            Asked::Routes(Routes { set, del }) => {
+                let mut prefixes = self.prefixes.clone();
+                prefixes.retain(|prefix, _| !del.contains(prefix));
+                for via in set {
+                    if !self.nexthops.contains_key(&via.nexthop) {
+                        return Err(Refusal::UnknownNextHop);
+                    }
+                    prefixes.extend(via.prefixes.iter().map(|prefix| (*prefix, via.nexthop)));
+                }
+                if prefixes.len() > 5 {
+                    return Err(Refusal::TooManyPrefixes);
+                }
+                self.prefixes = prefixes;
+            }
+            Asked::Withdraw => self.clear(),
+        }
+        self.lease = Some(Some(now + LEASE));
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Asked {
+    Hello,
+    Interfaces(Vec<Interface>),
+    NextHops(NextHops),
+    Routes(Routes),
+    Renew,
+    Withdraw,
+}
+
+impl Asked {
+    fn line(&self, id: u64) -> Vec<u8> {
+        let lease_ms = Some(1000);
+        let mut line = match self {
+            Self::Hello => {
+                Request::line(id, &Hello { protocol: 1, agent: "test".into(), lease_ms })
+            }
+            Self::Interfaces(all) => Request::line(id, &Interfaces { interfaces: all.clone() }),
+            Self::NextHops(params) => Request::line(id, params),
+            Self::Routes(params) => Request::line(id, params),
+            Self::Renew => Request::line(id, &Renew {}),
+            Self::Withdraw => Request::line(id, &Withdraw {}),
+        }
+        .unwrap();
+        line.pop();
+        line
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Ask(Asked),
+    Pass(u64),
+    Port(bool, bool),
+    Disconnect,
+    HostFails,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let interface = (0..4u32, 0..5u8, proptest::option::of(0..5u8), 0..2u32).prop_map(
+        |(id, own, card, mtu)| Interface {
+            id,
+            name: format!("eth{id}"),
+            mac: mac(own),
+            card: card.map(mac),
+            vlan: None,
+            mtu: 1500 + mtu,
+            source_check: SourceCheck::Off,
+            source_check_v6: SourceCheck::Off,
+        },
+    );
+    let hop = (0..4u32, 10..12u8).prop_map(|(interface, n)| Hop { interface, mac: mac(n) });
+    let to = prop_oneof![
+        1 => Just(To::Own),
+        4 => proptest::collection::vec(hop, 0..3).prop_map(To::Via),
+    ];
+    let nexthop = (0..5u32, to).prop_map(|(id, to)| NextHop { id, to });
+    let nexthops =
+        (proptest::collection::vec(nexthop, 0..4), proptest::collection::vec(0..5u32, 0..2));
+    let prefixes = || proptest::collection::vec((0..8u8).prop_map(prefix), 0..4);
+    let via = (0..5u32, prefixes()).prop_map(|(nexthop, prefixes)| Via { nexthop, prefixes });
+    let routes = (proptest::collection::vec(via, 0..3), prefixes());
+    let asked = prop_oneof![
+        2 => Just(Asked::Hello),
+        4 => proptest::collection::vec(interface, 0..4).prop_map(Asked::Interfaces),
+        6 => nexthops.prop_map(|(set, del)| Asked::NextHops(NextHops { set, del })),
+        8 => routes.prop_map(|(set, del)| Asked::Routes(Routes { set, del })),
+        3 => Just(Asked::Renew),
+        1 => Just(Asked::Withdraw),
+    ];
+    let event = prop_oneof![
+        20 => asked.prop_map(Event::Ask),
+        4 => (0..1200u64).prop_map(Event::Pass),
+        2 => (any::<bool>(), any::<bool>()).prop_map(|(one, two)| Event::Port(one, two)),
+        1 => Just(Event::Disconnect),
+        1 => Just(Event::HostFails),
+    ];
+    proptest::collection::vec(event, 1..60)
+}
+
+fn session() -> Session<u8> {
+    Session::new("edge".parse().unwrap(), "hayate".to_owned(), LIMITS)
+}
+
+/// What an answer refuses, if it does.
+fn refused(answer: &[u8], id: u64) -> Option<Refusal> {
+    assert!(answer.len() <= LINE_MAX && answer.ends_with(b"\n"));
+    let answer: Answer<serde_json::Value> = serde_json::from_slice(answer).unwrap();
+    assert_eq!(answer.id, Some(id));
+    match answer.outcome {
+        Outcome::Result(_) => None,
+        Outcome::Error(failed) => {
+            assert_eq!(failed.code, failed.data.code());
+            Some(failed.data)
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_session_is_as_the_model_says(events in events()) {
+        let (mut session, mut model, mut host) = (session(), Model::default(), Host::default());
+        let mut now = Instant::now();
+        let mut ports = Ports { open: [true; 2] };
+        let mut refusals: BTreeMap<Refusal, u64> = BTreeMap::new();
+        for (event, id) in events.into_iter().zip(0..) {
+            match event {
+                Event::Ask(asked) => {
+                    let expected = model.ask(&asked, now, &ports);
+                    let in_force = !host.prefixes.is_empty();
+                    let step = session.line(&asked.line(id), now, &ports);
+                    prop_assert_eq!(refused(&step.answer, id), expected.err(), "{:?}", asked);
+                    prop_assert_eq!(step.settle, in_force && !step.actions.is_empty());
+                    prop_assert!(expected.is_ok() || step.actions.is_empty());
+                    host.carry_out(step.actions);
+                    if let Err(reason) = expected {
+                        *refusals.entry(reason).or_default() += 1;
+                    } else if let Asked::Interfaces(_) = asked {
+                        let lost = model.interfaces.iter().filter(|(_, port)| port.is_none());
+                        *refusals.entry(Refusal::NotYourPort).or_default() += lost.count() as u64;
+                    }
+                }
+                Event::Pass(time) => {
+                    now += Duration::from_millis(time);
+                    let due = matches!(model.lease, Some(Some(end)) if end <= now);
+                    prop_assert_eq!(session.expire(now), due);
+                    if due {
+                        model.clear();
+                        model.lease = Some(None);
+                        host.carry_out(vec![Action::Clear]);
+                    }
+                }
+                Event::Port(one, two) => ports.open = [one, two],
+                Event::Disconnect => {
+                    session.disconnected();
+                    host.carry_out(vec![Action::Clear]);
+                    model = Model::default();
+                }
+                Event::HostFails => {
+                    let step = session.failed(Some(id), "no memory");
+                    prop_assert_eq!(refused(&step.answer, id), Some(Refusal::Host));
+                    host.carry_out(step.actions);
+                    *refusals.entry(Refusal::Host).or_default() += 1;
+                    model.clear();
+                    model.lease = model.lease.map(|_| None);
+                }
+            }
+            prop_assert_eq!(&host, &model.host());
+            prop_assert_eq!(session.deadline(), model.lease.flatten());
+            let used = |number: u32| host.prefixes.values().filter(|used| **used == number).count();
+            for (number, known) in session.delegation().nexthops() {
+                prop_assert_eq!(known.prefixes as usize, used(*number));
+            }
+        }
+        refusals.retain(|_, count| *count > 0);
+        prop_assert_eq!(session.refusals().collect::<BTreeMap<_, _>>(), refusals);
+    }
+
+    #[test]
+    fn no_bytes_do_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut session = session();
+        let (now, ports) = (Instant::now(), Ports { open: [true; 2] });
+        let step = session.line(&bytes, now, &ports);
+        prop_assert!(step.actions.is_empty() && step.answer.ends_with(b"\n"));
+        prop_assert_eq!(session.refusals().map(|(_, count)| count).sum::<u64>(), 1);
+    }
+}
+
+/// Asks one thing of a session; it must be granted.
+fn granted<M: Method>(
+    session: &mut Session<u8>,
+    params: &M,
+    now: Instant,
+    ports: &Ports,
+) -> M::Result {
+    let mut line = Request::line(1, params).unwrap();
+    line.pop();
+    let step = session.line(&line, now, ports);
+    let answer: Answer<M::Result> = serde_json::from_slice(&step.answer).unwrap();
+    match answer.outcome {
+        Outcome::Result(result) => result,
+        Outcome::Error(failed) => panic!("{failed:?}"),
+    }
+}
+
+#[test]
+fn interfaces_are_placed_when_their_port_is_known() {
+    let (mut session, now) = (session(), Instant::now());
+    let mut ports = Ports { open: [true, false] };
+    granted(&mut session, &Hello { protocol: 1, agent: "a".into(), lease_ms: None }, now, &ports);
+    let interface = |id: u32, own: u8, card: Option<u8>| Interface {
+        id,
+        name: "e".to_owned(),
+        mac: mac(own),
+        card: card.map(mac),
+        vlan: None,
+        mtu: 1500,
+        source_check: SourceCheck::Off,
+        source_check_v6: SourceCheck::Off,
+    };
+    // Its own card; one of a port that is not open; one that was seen behind two ports.
+    let interfaces = vec![interface(1, 7, Some(0)), interface(2, 3, None), interface(3, 2, None)];
+    let placed = granted(&mut session, &Interfaces { interfaces }, now, &ports);
+    let at = |id: u32, port: Option<u8>| Where {
+        id,
+        port: port.map(name),
+        refused: port.is_none().then_some(Refusal::NotYourPort),
+    };
+    assert_eq!(placed.interfaces, [at(1, Some(0)), at(2, None), at(3, None)]);
+    ports.open = [true, true];
+    let lease: Lease = granted(&mut session, &Renew {}, now, &ports);
+    assert_eq!(lease.placed.unwrap().interfaces, [at(1, Some(0)), at(2, Some(1)), at(3, None)]);
+    assert_eq!(granted(&mut session, &Renew {}, now, &ports).placed, None);
+    // Refused once for each, however often it was tried again.
+    assert_eq!(session.refusals().collect::<Vec<_>>(), [(Refusal::NotYourPort, 2)]);
+}
+
+#[test]
+fn what_an_agent_says_is_bounded_and_does_not_move_a_cursor() {
+    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let agent = "\u{1b}[2J\u{9b}x".to_owned();
+    granted(&mut session, &Hello { protocol: 1, agent, lease_ms: None }, now, &ports);
+    assert_eq!(session.agent(), Some("?[2J?x"));
+    let status = |reasons: Vec<String>| Status { policy: Policy::Plain, reasons };
+    granted(&mut session, &status(vec!["x".repeat(200); 32]), now, &ports);
+    for reasons in [vec![String::new(); 33], vec!["x".repeat(201)]] {
+        let mut line = Request::line(1, &status(reasons)).unwrap();
+        line.pop();
+        let step = session.line(&line, now, &ports);
+        assert_eq!(refused(&step.answer, 1), Some(Refusal::BadParams));
+    }
+    // An error quotes only the beginning of what it is about.
+    let unknown =
+        format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\"}}", "\\u001b".repeat(5));
+    assert!(session.line(unknown.as_bytes(), now, &ports).answer.len() < 1000);
+    let long = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\"}}", "x".repeat(60_000));
+    assert!(session.line(long.as_bytes(), now, &ports).answer.len() < 1000);
+}
+
+#[test]
+fn counters_come_in_lines() {
+    struct Busy;
+    impl World for Busy {
+        type Port = u8;
+        fn ports(&self) -> Vec<Port<u8>> {
+            Vec::new()
+        }
+        fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
+            Vec::new()
+        }
+        fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
+            let most = HopCount { packets: u64::MAX, bytes: u64::MAX };
+            (0..5000)
+                .map(|id| (id, vec![if id % 2 == 0 { most } else { HopCount::default() }; 64]))
+                .collect()
+        }
+    }
+    use api::channel::{Counted, Counters};
+    let (mut session, now) = (session(), Instant::now());
+    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None };
+    let mut seen = Vec::new();
+    let mut after = None;
+    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
+    ask(Request::line(1, &hello).unwrap());
+    loop {
+        let answer = ask(Request::line(1, &Counters { after }).unwrap());
+        assert!(answer.len() <= LINE_MAX);
+        let answer: Answer<Counted> = serde_json::from_slice(&answer).unwrap();
+        let Outcome::Result(Counted { nexthops, more }) = answer.outcome else { panic!("refused") };
+        seen.extend(nexthops.iter().map(|one| one.id));
+        after = seen.last().copied();
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(seen, (0..5000).step_by(2).collect::<Vec<u32>>());
+}
+
+#[test]
+fn refusals_are_counted_in_their_order() {
+    for (place, refusal) in Refusal::ALL.into_iter().enumerate() {
+        assert_eq!(refusal as usize, place);
+    }
+}

@@ -1,0 +1,148 @@
+//! A guest channel on which an agent says whatever the input says, in whatever pieces.
+
+#![expect(clippy::expect_used, reason = "a fuzz target reports by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use api::Mac;
+use api::channel::{HopCount, LINE_MAX, Limits, Prefix};
+use channel::{Action, Line, Lines, Port, Session, Step, Target, World};
+
+use crate::bytes::Bytes;
+
+const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16 };
+
+/// The target.
+///
+/// # Panics
+/// When a session breaks a rule its host relies on.
+pub fn run(data: &[u8]) {
+    let mut input = Bytes(data);
+    let mut now = Instant::now();
+    let mut ports = Ports { open: 3 };
+    let mut lines = Lines::default();
+    let vm = "edge".parse().expect("a name");
+    let mut session = Session::new(vm, "hayate".to_owned(), LIMITS);
+    let mut host = Host::default();
+    while !input.is_empty() {
+        match input.u8() {
+            // So many bytes, as they are.
+            count @ 1..0x80 => {
+                let piece: Vec<u8> = (0..count).map(|_| input.u8()).collect();
+                let mut rest = &piece[..];
+                while let Some(line) = lines.next(&mut rest) {
+                    let step = match line {
+                        Line::Whole(line) => session.line(line, now, &ports),
+                        Line::TooLong => session.too_long(),
+                    };
+                    host.take(step);
+                }
+                assert!(rest.is_empty());
+            }
+            // A line that is too long sooner or later.
+            0x80 => {
+                let long = [b'x'; 40_000];
+                let mut rest = &long[..];
+                if lines.next(&mut rest).is_some() {
+                    host.take(session.too_long());
+                }
+            }
+            0x81 => host.take(session.failed(Some(input.u8().into()), "no room")),
+            0x82 => {
+                session.disconnected();
+                lines = Lines::default();
+                host = Host::default();
+            }
+            0x83 => ports.open = input.u8(),
+            other => now += Duration::from_millis(u64::from(other) * 40),
+        }
+        if session.expire(now) {
+            host = Host::default();
+        }
+        host.check(&session);
+    }
+}
+
+/// Two ports, each with a card, and others behind them.
+struct Ports {
+    open: u8,
+}
+
+impl World for Ports {
+    type Port = u8;
+
+    fn ports(&self) -> Vec<Port<u8>> {
+        let port = |n: u8| Port {
+            name: format!("edge{n}").parse().expect("a name"),
+            network: "lan".parse().expect("a name"),
+            mac: Some(Mac([2, 0, 0, 0, 0, n])),
+            handle: (self.open >> n & 1 == 1).then_some(n),
+        };
+        vec![port(0), port(1)]
+    }
+
+    fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
+        wanted.iter().map(|mac| (*mac, mac.0[5] & 3)).collect()
+    }
+
+    fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
+        [(1, vec![HopCount { packets: 1, bytes: 64 }])].into()
+    }
+}
+
+/// What the host was told.
+#[derive(Default)]
+struct Host {
+    interfaces: usize,
+    nexthops: BTreeMap<u32, Target>,
+    prefixes: BTreeMap<Prefix, u32>,
+}
+
+impl Host {
+    fn take(&mut self, step: Step<u8>) {
+        let in_force = !self.prefixes.is_empty();
+        assert!(step.answer.len() <= LINE_MAX && step.answer.ends_with(b"\n"));
+        let answer: serde_json::Value = serde_json::from_slice(&step.answer).expect("an answer");
+        assert_eq!(answer["id"].as_u64(), step.id);
+        assert!(answer["result"].is_object() != answer["error"].is_object());
+        assert!(step.settle || !in_force || step.actions.is_empty());
+        for action in step.actions {
+            match action {
+                Action::Clear => *self = Self::default(),
+                Action::Interfaces(placed) => self.interfaces = placed.len(),
+                Action::NextHop { number, to } => drop(self.nexthops.insert(number, to)),
+                Action::RemoveNextHop(number) => {
+                    assert!(self.prefixes.values().all(|used| *used != number));
+                    self.nexthops.remove(&number).expect("a next hop");
+                }
+                Action::Delegate { prefix, nexthop } => {
+                    self.prefixes.insert(prefix, nexthop);
+                }
+                Action::Withdraw(prefix) => {
+                    self.prefixes.remove(&prefix).expect("a prefix");
+                }
+            }
+        }
+    }
+
+    fn check(&self, session: &Session<u8>) {
+        assert!(self.interfaces <= LIMITS.interfaces as usize);
+        assert!(self.prefixes.len() <= LIMITS.prefixes as usize);
+        for (number, to) in &self.nexthops {
+            assert!(*number < LIMITS.nexthops);
+            let Target::Via(hops) = to else { continue };
+            assert!(hops.iter().all(|(place, mac)| *place < self.interfaces && mac.0[0] & 1 == 0));
+        }
+        assert!(self.prefixes.values().all(|number| self.nexthops.contains_key(number)));
+        // The session shows what the host has.
+        let delegation = session.delegation();
+        assert_eq!(&self.prefixes, delegation.prefixes());
+        assert!(self.nexthops.keys().eq(delegation.nexthops().keys()));
+        let used = |number: &u32| self.prefixes.values().filter(|used| *used == number).count();
+        let counted = |(number, known): (&u32, &channel::KnownNextHop)| {
+            known.prefixes as usize == used(number)
+        };
+        assert!(delegation.nexthops().iter().all(counted));
+    }
+}
