@@ -67,6 +67,8 @@ pub(crate) struct Session {
     /// When something was asked last that renews the lease.
     renewed: Instant,
     counted: Instant,
+    /// There are more counters, of numbers above this one.
+    more: Option<u32>,
     stray: usize,
     /// Nothing more is to be told; why, if it is a failure.
     ending: Option<End>,
@@ -84,6 +86,7 @@ impl Session {
             peer: None,
             renewed: now,
             counted: now,
+            more: None,
             stray: 0,
             ending: None,
         }
@@ -121,9 +124,10 @@ impl Session {
             return Some(self.ask(Asked::Last, &Withdraw {}, now));
         }
         let renew = now >= self.renewed + peer.lease / 4;
-        if now >= self.counted + COUNT {
+        if self.more.is_some() || now >= self.counted + COUNT {
             self.counted = now;
-            return Some(self.ask(Asked::Counters, &Counters {}, now));
+            let after = self.more.take();
+            return Some(self.ask(Asked::Counters, &Counters { after }, now));
         }
         Some(match plan.next(state) {
             Some(Call::Interfaces(call)) => self.ask(Asked::Interfaces, &call, now),
@@ -199,7 +203,11 @@ impl Session {
                     plan.placed(placed);
                 }
             }
-            Asked::Counters => return Ok(plan.counted(&read::<Counted>(result)?)),
+            Asked::Counters => {
+                let counted: Counted = read(result)?;
+                self.more = counted.nexthops.last().map(|one| one.id).filter(|_| counted.more);
+                return Ok(plan.counted(&counted));
+            }
             Asked::Last => {
                 return Err(self.ending.clone().unwrap_or(End::Stopped));
             }
