@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test budget lint bench bench-quick fuzz docs clean
+.PHONY: help setup build agent demo test budget lint bench bench-quick fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -14,6 +14,11 @@ setup: ## install what demo and tests need (Debian packages; QEMU and a guest ke
 
 build: ## the daemon and command: target/release/hayate
 	$(CARGO) build --release -p hayate
+
+AGENT_TARGET ?= x86_64-unknown-linux-gnu
+
+agent: ## the agent for guests, which needs nothing of theirs: target/AGENT_TARGET/release/hayate-agent
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p hayate-agent --target $(AGENT_TARGET)
 
 demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them running
 	$(CARGO) run --release -q -p e2e --bin demo

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::meter::Meter;
 use super::process::{Process, run};
@@ -11,6 +12,8 @@ use crate::place::Place;
 
 /// How long routers may take to delegate a million prefixes, seconds.
 const DELEGATED: u64 = 120;
+/// A router that delegated nothing more for so long has delegated all.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// Starts a daemon with one worker, and a network for all ports, or for each link between guests and
 /// routers; `bypass`: the routers are.
@@ -89,11 +92,15 @@ pub(super) fn start(
     for number in 1..=topology.routers {
         let vm = format!("r{number}");
         let agent = processes.get_mut(usize::from(number));
-        // Two for the guests' networks.
+        // Those, two for the guests' networks, and what else it has: until there come no more.
+        let mut before = 0;
         let delegated = || {
             let shown = hayate(&["router", "show", &vm, "--json"]).ok()?;
             let shown: serde_json::Value = serde_json::from_str(&shown).ok()?;
-            (shown["prefixes"].as_u64()? >= u64::from(topology.prefixes) + 2).then_some(())
+            let now = shown["router"]["prefixes"].as_u64()?;
+            let last = std::mem::replace(&mut before, now);
+            std::thread::sleep(SETTLED);
+            (now >= u64::from(topology.prefixes) + 2 && now == last).then_some(())
         };
         agent.map_or(Ok(()), |agent| agent.wait_for(DELEGATED, delegated))?;
         hayate(&["router", "bypass", &vm, if bypass { "on" } else { "off" }])?;

@@ -25,6 +25,7 @@ fn spec(packed: bool) -> TrafficSpec {
         size: 128,
         paths: Paths::OneWay,
         flows: 100,
+        routers: 0,
         vary: Flows::Ports,
         touch: Touch::Headers,
         deliver: true,

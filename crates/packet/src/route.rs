@@ -2,9 +2,8 @@
 //! deal with: RFC 1812, 5.2 and 5.3; RFC 8200; as Linux does it (`ip_rcv`, `ip_forward`,
 //! `ip6_forward`), byte for byte.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
-use crate::checksum::Sum;
 use crate::eth::{ETH_P_IP, ETH_P_IPV6, ETHERTYPE_OFFSET, Mac, VLAN_HLEN, is_tag_protocol};
 use crate::ip::Version;
 use crate::vnet::Checked;
@@ -14,24 +13,21 @@ const IPV4_HLEN: usize = 20;
 const IPV6_HLEN: usize = 40;
 const IPPROTO_HOPOPTS: u8 = 0;
 
-/// A packet that a router forwards by its destination alone.
+/// A packet that a router forwards by its destination alone: what is needed of its headers, which stay
+/// in the beginning of the frame that it was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// IPv4 or IPv6.
     pub version: Version,
-    /// Where it comes from.
-    pub source: IpAddr,
-    /// Where it goes.
-    pub destination: IpAddr,
     /// TTL or hop limit: so many routers less one forward it.
     pub hops: u8,
     /// Offset of the IP header in the frame.
-    pub(crate) l3: usize,
+    l3: u8,
     /// Length from there on, bytes, as the header says: what follows is padding, which a router
     /// does not pass on.
-    length: usize,
+    length: u32,
     /// Length of the largest packet it is to be cut into; its own without segmentation offload.
-    largest: usize,
+    largest: u32,
 }
 
 /// Why a packet is the router's own business.
@@ -54,6 +50,7 @@ impl Packet {
     ///
     /// # Errors
     /// See [`Unroutable`].
+    #[inline(always)]
     pub fn parse(head: &[u8], frame_len: usize, offload: &Checked) -> Result<Packet, Unroutable> {
         let mut l3 = ETHERTYPE_OFFSET + 2;
         let mut ethertype = be16(head, ETHERTYPE_OFFSET).ok_or(Unroutable::NotIp)?;
@@ -62,131 +59,132 @@ impl Packet {
             ethertype = be16(head, l3 - 2).ok_or(Unroutable::NotIp)?;
         }
         let ip = head.get(l3..).ok_or(Unroutable::NotIp)?;
-        let mut packet = match ethertype {
-            ETH_P_IP => Self::parse_v4(ip)?,
-            ETH_P_IPV6 => Self::parse_v6(ip)?,
+        let (version, hops, length) = match ethertype {
+            ETH_P_IP => parse_v4(ip)?,
+            ETH_P_IPV6 => parse_v6(ip)?,
             _ => return Err(Unroutable::NotIp),
         };
-        packet.l3 = l3;
-        if l3 + packet.length > frame_len {
+        let packet = Packet { version, hops, l3: l3 as u8, length, largest: length };
+        if packet.frame_len() > frame_len {
             return Err(Unroutable::Malformed);
         }
-        packet.largest = packet.length;
+        if *offload == Checked::PLAIN { Ok(packet) } else { packet.unfinished(frame_len, offload) }
+    }
+
+    /// Of a frame that leaves something to do.
+    #[cold]
+    #[inline(never)]
+    fn unfinished(self, frame_len: usize, offload: &Checked) -> Result<Packet, Unroutable> {
+        let mut largest = self.length;
         if let Some(csum) = offload.csum {
             // What is still to be done must not lie in the padding.
             let field = usize::from(csum.start) + usize::from(csum.offset) + 2;
-            if field > l3 + packet.length {
+            if field > self.frame_len() {
                 return Err(Unroutable::Malformed);
             }
         }
         if let Some(gso) = offload.gso {
-            if l3 + packet.length != frame_len {
+            if self.frame_len() != frame_len {
                 return Err(Unroutable::Malformed);
             }
-            let one = usize::from(gso.header_len) - l3.min(gso.header_len.into());
-            packet.largest = packet.length.min(one + usize::from(gso.size));
+            let one = u32::from(gso.header_len).saturating_sub(self.l3.into());
+            largest = largest.min(one + u32::from(gso.size));
         }
-        Ok(packet)
+        Ok(Packet { largest, ..self })
     }
 
-    fn new(
-        version: Version,
-        source: IpAddr,
-        destination: IpAddr,
-        hops: u8,
-        length: usize,
-    ) -> Packet {
-        Packet { version, source, destination, hops, l3: 0, length, largest: length }
+    /// Where it comes from; `head` is the beginning of its frame.
+    #[must_use]
+    pub fn source(self, head: &[u8]) -> IpAddr {
+        self.addresses(head).0
     }
 
-    fn parse_v4(ip: &[u8]) -> Result<Packet, Unroutable> {
-        let header: &[u8; IPV4_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
-        let [v, _, l0, l1, _, _, _, _, hops, _, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = *header;
-        match v {
-            0x45 => {}
-            0x46..=0x4f => return Err(Unroutable::Options),
-            _ => return Err(Unroutable::Malformed),
-        }
-        let length = usize::from(u16::from_be_bytes([l0, l1]));
-        if length < IPV4_HLEN || Sum::ZERO.bytes(header).fold() != u16::MAX {
-            return Err(Unroutable::Malformed);
-        }
-        let (source, destination) =
-            (Ipv4Addr::from([s0, s1, s2, s3]), Ipv4Addr::from([d0, d1, d2, d3]));
-        let never = |address: Ipv4Addr| {
-            address.octets()[0] == 0
-                || address.is_loopback()
-                || address.is_multicast()
-                || address.is_broadcast()
-        };
-        if never(source) || never(destination) {
-            return Err(Unroutable::Address);
-        }
-        Ok(Self::new(Version::V4, source.into(), destination.into(), hops, length))
+    /// Where it goes; `head` is the beginning of its frame.
+    #[must_use]
+    pub fn destination(self, head: &[u8]) -> IpAddr {
+        self.addresses(head).1
     }
 
-    fn parse_v6(ip: &[u8]) -> Result<Packet, Unroutable> {
-        let header: &[u8; IPV6_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
-        let [first, addresses @ ..] = header.as_chunks::<8>().0 else {
-            return Err(Unroutable::Malformed);
-        };
-        let [v, _, _, _, l0, l1, next, hops] = *first;
-        if v >> 4 != 6 {
-            return Err(Unroutable::Malformed);
+    fn addresses(self, head: &[u8]) -> (IpAddr, IpAddr) {
+        let ip = head.get(self.l3.into()..).unwrap_or_default();
+        match self.version {
+            Version::V4 => {
+                let of = |at| ip.get(at..).and_then(<[u8]>::first_chunk::<4>).copied();
+                let [source, destination] = [12, 16].map(|at| of(at).unwrap_or_default().into());
+                (source, destination)
+            }
+            Version::V6 => {
+                let of = |at| ip.get(at..).and_then(<[u8]>::first_chunk::<16>).copied();
+                let [source, destination] = [8, 24].map(|at| of(at).unwrap_or_default().into());
+                (source, destination)
+            }
         }
-        if next == IPPROTO_HOPOPTS {
-            return Err(Unroutable::Options);
+    }
+
+    /// Both addresses as numbers that no other pair of them has.
+    #[inline(always)]
+    #[must_use]
+    pub fn address_words(self, head: &[u8]) -> [u64; 4] {
+        let l3 = usize::from(self.l3);
+        match self.version {
+            Version::V4 => {
+                let both = head.get(l3 + 12..).and_then(<[u8]>::first_chunk::<8>);
+                // No IPv6 packet that is forwarded goes to `::`.
+                [both.map_or(0, |both| u64::from_le_bytes(*both)), 0, 0, 0]
+            }
+            Version::V6 => {
+                let both = head.get(l3 + 8..).and_then(<[u8]>::first_chunk::<32>);
+                let (words, _) = both.map_or(&[][..], |both| both).as_chunks::<8>();
+                let mut all = [0; 4];
+                for (to, from) in all.iter_mut().zip(words) {
+                    *to = u64::from_le_bytes(*from);
+                }
+                all
+            }
         }
-        let length = IPV6_HLEN + usize::from(u16::from_be_bytes([l0, l1]));
-        let (addresses, _) = addresses.as_flattened().as_chunks::<16>();
-        let [source, destination] = *addresses else { return Err(Unroutable::Malformed) };
-        let (source, destination) = (Ipv6Addr::from(source), Ipv6Addr::from(destination));
-        let never = |address: Ipv6Addr| {
-            address.is_unspecified()
-                || address.is_loopback()
-                || address.is_multicast()
-                || address.is_unicast_link_local()
-        };
-        if never(source) || never(destination) || source.to_ipv4_mapped().is_some() {
-            return Err(Unroutable::Address);
-        }
-        Ok(Self::new(Version::V6, source.into(), destination.into(), hops, length))
     }
 
     /// Whether it passes a link with this MTU as it is, or as its segments.
     #[inline]
     #[must_use]
-    pub fn fits(&self, mtu: usize) -> bool {
-        self.largest <= mtu
+    pub fn fits(self, mtu: usize) -> bool {
+        self.largest as usize <= mtu
     }
 
     /// Offset of what follows the IP header.
     #[inline]
-    pub(crate) fn l4(&self) -> usize {
+    pub(crate) fn l4(self) -> usize {
         let header = match self.version {
             Version::V4 => IPV4_HLEN,
             Version::V6 => IPV6_HLEN,
         };
-        self.l3 + header
+        usize::from(self.l3) + header
     }
 
     /// Length of the frame without padding, bytes: what routers pass on.
     #[inline]
     #[must_use]
-    pub fn frame_len(&self) -> usize {
-        self.l3 + self.length
+    pub fn frame_len(self) -> usize {
+        usize::from(self.l3) + self.length as usize
+    }
+
+    /// Offset of the IP header.
+    #[inline]
+    pub(crate) fn l3(self) -> usize {
+        self.l3.into()
     }
 
     /// Does to the frame what so many routers do: counts hops down, and addresses it from the last
     /// router to the next machine. The caller has seen to it that there are more [`Packet::hops`].
-    pub fn forward(&self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
+    #[inline]
+    pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
         let bytes = head.bytes_mut();
         if let Some(macs) = bytes.first_chunk_mut::<ETHERTYPE_OFFSET>() {
             let (to, from) = macs.split_at_mut(6);
             to.copy_from_slice(&destination.0);
             from.copy_from_slice(&source.0);
         }
-        let Some(ip) = bytes.get_mut(self.l3..) else { return };
+        let Some(ip) = bytes.get_mut(self.l3.into()..) else { return };
         match self.version {
             Version::V4 => {
                 if let Some([_, _, _, _, _, _, _, _, ttl, _, c0, c1]) = ip.first_chunk_mut() {
@@ -202,6 +200,61 @@ impl Packet {
             }
         }
     }
+}
+
+/// Version, hops and length of an IPv4 packet.
+#[inline(always)]
+fn parse_v4(ip: &[u8]) -> Result<(Version, u8, u32), Unroutable> {
+    let header: &[u8; IPV4_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
+    let [v, _, l0, l1, _, _, _, _, hops, _, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = *header;
+    match v {
+        0x45 => {}
+        0x46..=0x4f => return Err(Unroutable::Options),
+        _ => return Err(Unroutable::Malformed),
+    }
+    let length = u16::from_be_bytes([l0, l1]);
+    let (words, _) = header.as_chunks::<4>();
+    let sum = words.iter().fold(0u64, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
+    // Folded it is all ones, in the machine's byte order as well as in the network's.
+    if usize::from(length) < IPV4_HLEN || sum % 0xffff != 0 {
+        return Err(Unroutable::Malformed);
+    }
+    let never = |[first, rest @ ..]: [u8; 4]| {
+        first == 0 || first == 127 || first & 0xf0 == 224 || first == 255 && rest == [255; 3]
+    };
+    if never([s0, s1, s2, s3]) || never([d0, d1, d2, d3]) {
+        return Err(Unroutable::Address);
+    }
+    Ok((Version::V4, hops, length.into()))
+}
+
+/// Version, hops and length of an IPv6 packet.
+#[inline(never)]
+fn parse_v6(ip: &[u8]) -> Result<(Version, u8, u32), Unroutable> {
+    let header: &[u8; IPV6_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
+    let [first, addresses @ ..] = header.as_chunks::<8>().0 else {
+        return Err(Unroutable::Malformed);
+    };
+    let [v, _, _, _, l0, l1, next, hops] = *first;
+    if v >> 4 != 6 {
+        return Err(Unroutable::Malformed);
+    }
+    if next == IPPROTO_HOPOPTS {
+        return Err(Unroutable::Options);
+    }
+    let (addresses, _) = addresses.as_flattened().as_chunks::<16>();
+    let [source, destination] = *addresses else { return Err(Unroutable::Malformed) };
+    let (source, destination) = (Ipv6Addr::from(source), Ipv6Addr::from(destination));
+    let never = |address: Ipv6Addr| {
+        address.is_unspecified()
+            || address.is_loopback()
+            || address.is_multicast()
+            || address.is_unicast_link_local()
+    };
+    if never(source) || never(destination) || source.to_ipv4_mapped().is_some() {
+        return Err(Unroutable::Address);
+    }
+    Ok((Version::V6, hops, IPV6_HLEN as u32 + u32::from(u16::from_be_bytes([l0, l1]))))
 }
 
 /// The header checksum after the TTL was counted down so many times: RFC 1624, and of the two

@@ -41,8 +41,8 @@ impl Packet {
     /// What connection it is of: `None` if it is of none, or begins or ends one (SYN, FIN, RST), or
     /// is a fragment, or its frame leaves something to do to it that is no TCP or UDP checksum.
     /// `head` is the beginning of the frame it was read from.
-    pub fn tuple(&self, head: &[u8], offload: &Checked) -> Option<Tuple> {
-        let ip = head.get(self.l3..)?;
+    pub fn tuple(self, head: &[u8], offload: &Checked) -> Option<Tuple> {
+        let ip = head.get(self.l3()..)?;
         let protocol = match self.version {
             Version::V4 if be16(ip, 6)? & FRAGMENT != 0 => return None,
             Version::V4 => *ip.get(9)?,
@@ -67,16 +67,16 @@ impl Packet {
         }
         Some(Tuple {
             protocol,
-            source: self.source,
+            source: self.source(head),
             source_port: be16(transport, 0)?,
-            destination: self.destination,
+            destination: self.destination(head),
             destination_port: be16(transport, 2)?,
         })
     }
 
     /// Gives it the addresses and ports of `to` in place of those of `from`, its own
     /// ([`Packet::tuple`]), and mends its checksums. Both are of one protocol and version.
-    pub fn translate(&self, head: &mut [u8], offload: &Checked, from: &Tuple, to: &Tuple) {
+    pub fn translate(self, head: &mut [u8], offload: &Checked, from: &Tuple, to: &Tuple) {
         let addresses =
             change(from.source, to.source, change(from.destination, to.destination, Sum::ZERO));
         let ports =
@@ -102,13 +102,13 @@ impl Packet {
         put_be16(head, l4 + 2, to.destination_port);
         let (at, len) = match self.version {
             Version::V4 => {
-                let field = self.l3 + 10;
+                let field = self.l3() + 10;
                 if let Some(old) = be16(head, field) {
                     put_be16(head, field, !addresses.word(!old).fold());
                 }
-                (self.l3 + 12, 4)
+                (self.l3() + 12, 4)
             }
-            Version::V6 => (self.l3 + 8, 16),
+            Version::V6 => (self.l3() + 8, 16),
         };
         for (at, address) in [(at, to.source), (at + len, to.destination)] {
             if let Some(room) = head.get_mut(at..at + len) {

@@ -21,7 +21,7 @@ use crate::fdb::{Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
-use crate::way::{self, At, Flow, Routed};
+use crate::way::Routed;
 use crate::worth::Worth;
 use crate::{DropReason, PortId, Verdict};
 
@@ -53,6 +53,7 @@ struct Entry {
 
 /// Destination and half of the source; the rest of the source, in-port and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Key(u64, u64);
 
 /// A port, or the number of a drop reason; and what to do (4 bits) with which VLAN id (12 bits).
@@ -133,22 +134,18 @@ impl Cache {
     /// with this edit, as [`Cache::lookup`] said ([`Verdict::Router`]), and the addresses and ports
     /// that it gets, if they are translated; `head` is the frame's beginning. `None`: it goes to that
     /// port as it is. Counts what takes the way.
-    #[inline]
+    #[inline(always)]
     pub fn route(
         &mut self,
         snapshot: &Snapshot,
         (in_port, port, edit): (PortId, PortId, VlanEdit),
         head: &[u8],
-        (packet, offload): (&Packet, &Checked),
+        (packet, offload): (Packet, &Checked),
         now_ms: u64,
-    ) -> Option<(Routed, Option<Tuple>)> {
-        let mac = Mac(*head.first_chunk()?);
-        let tag = way::tag(head);
-        let at = At { port, tag: way::after(edit, tag), mac };
-        let (tagged, key) = (tag.is_some(), Key::of(in_port, head));
-        let flow = Flow::of(snapshot, head, packet, offload);
-        let arrival = Arrival { at, tagged, key, packet, flow };
-        self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
+    ) -> Option<(&Routed, Option<&Tuple>)> {
+        let key = Key::of(in_port, head);
+        let arrival = Arrival { to: (port, edit), head, packet, offload, key };
+        self.memo.way(snapshot, arrival, now_ms, &mut self.held)
     }
 
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about
@@ -243,6 +240,12 @@ impl Key {
 }
 
 impl Key {
+    /// 0 if they are the same.
+    #[inline]
+    pub(crate) fn difference(self, other: Self) -> u64 {
+        (self.0 ^ other.0) | (self.1 ^ other.1)
+    }
+
     /// All of it, in half.
     #[inline]
     pub(crate) fn word(self) -> u64 {

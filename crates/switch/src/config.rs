@@ -461,6 +461,12 @@ impl Snapshot {
         self.version
     }
 
+    /// Whether a way depends on more than addresses.
+    #[inline]
+    pub(crate) fn flows_matter(&self) -> bool {
+        self.multipath | self.connections
+    }
+
     /// What a way through routers is remembered under; read before it is worked out.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {

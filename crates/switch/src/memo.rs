@@ -10,17 +10,17 @@
 //! goes, or [`Memo::settle`] is called. The counters of routers are the only thing here that workers
 //! share.
 
-use std::net::IpAddr;
-
 use packet::route::Packet;
 use packet::tuple::Tuple;
+use packet::{Checked, VlanEdit};
 
+use crate::PortId;
 use crate::cache::Key;
 use crate::config::Snapshot;
 use crate::fdb::{Held, REFRESH_MS};
 use crate::router::HopCount;
 use crate::table::Seed;
-use crate::way::{At, Flow, Path, Routed, WayOut};
+use crate::way::{Flow, Path, Routed};
 use crate::worth::Worth;
 
 /// See the module. Has no memory until a packet comes for a router.
@@ -29,6 +29,8 @@ pub(crate) struct Memo {
     entries: Box<[Entry]>,
     /// Of each entry, what is seldom needed.
     details: Box<[Details]>,
+    /// What was worked out last and is not remembered.
+    last: (Routed, Option<Tuple>),
     seed: Seed,
     worth: Worth,
     /// Entries that may have counted something, each once.
@@ -37,18 +39,20 @@ pub(crate) struct Memo {
 
 /// Two cache lines.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 struct Entry {
     about: About,
     /// 0 never is a generation.
     generation: u64,
     /// When it was worked out, low half.
     stamp: u32,
-    way: Option<Routed>,
-    translates: bool,
-    count: HopCount,
     /// It is among `Memo::counted`.
     listed: bool,
+    /// The packet's addresses and ports change.
+    translates: bool,
+    /// Past no router: to the port where it was to go.
+    routed: Routed,
+    count: HopCount,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -60,31 +64,36 @@ struct Details {
 }
 
 /// What a way depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct About {
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct About {
     key: Key,
-    source: u128,
-    destination: u128,
+    addresses: [u64; 4],
     flow: u64,
 }
 
-/// A packet, and where it is.
+/// A packet for a router.
 #[derive(Clone, Copy)]
 pub(crate) struct Arrival<'a> {
-    pub(crate) at: At,
-    /// Whether its frame came with a tag.
-    pub(crate) tagged: bool,
+    /// The port it is to go to, and what is to become of its frame's tag.
+    pub(crate) to: (PortId, VlanEdit),
+    /// The beginning of its frame, as it came.
+    pub(crate) head: &'a [u8],
+    pub(crate) packet: Packet,
+    pub(crate) offload: &'a Checked,
     /// Of its frame, if that is one to be remembered.
     pub(crate) key: Option<Key>,
-    pub(crate) packet: &'a Packet,
-    pub(crate) flow: Flow,
 }
+
+/// A way, and what becomes of the packet's addresses and ports.
+pub(crate) type Found<'m> = (&'m Routed, Option<&'m Tuple>);
 
 impl Default for Memo {
     fn default() -> Self {
         Self {
             entries: Box::default(),
             details: Box::default(),
+            last: (Routed::default(), None),
             seed: Seed::random(),
             worth: Worth::default(),
             counted: Vec::new(),
@@ -95,95 +104,120 @@ impl Default for Memo {
 impl Memo {
     const ENTRIES: usize = 4096;
 
-    /// The way past the router that it is at, for a packet that may take it, and what becomes of its
-    /// addresses and ports; counts it then.
-    #[inline]
+    /// The way past the router of a packet that may take it; counts it then.
+    #[inline(always)]
     pub(crate) fn way(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival<'_>,
+        now_ms: u64,
+        held: &mut Held,
+    ) -> Option<Found<'_>> {
+        let Some(key) = arrival.key.filter(|_| !self.worth.passes_by()) else {
+            return self.pass_by(snapshot, &Arrival { ..arrival }, now_ms, held);
+        };
+        let packet = arrival.packet;
+        let number = match self.find(&About::new(key, snapshot, &arrival), snapshot, now_ms) {
+            Some(number) => number,
+            None => self.work_out(snapshot, &Arrival { ..arrival }, key, now_ms, held)?,
+        };
+        let entry = self.entries.get_mut(number)?;
+        if !entry.routed.takes(packet) {
+            return None;
+        }
+        entry.count.add(HopCount::one(packet));
+        if !entry.listed {
+            entry.listed = true;
+            self.counted.push(number as u32);
+        }
+        let details = self.details.get(number).filter(|_| entry.translates);
+        Some((&entry.routed, details.and_then(|details| details.translated.as_ref())))
+    }
+
+    /// The place of what is remembered.
+    #[inline(always)]
+    fn find(&mut self, about: &About, snapshot: &Snapshot, now_ms: u64) -> Option<usize> {
+        let generation = snapshot.generation();
+        let place = self.place(about);
+        let found = [place, place + 1].into_iter().find(|number| {
+            self.entries.get(*number).is_some_and(|entry| {
+                entry.about.is(about)
+                    && entry.generation == generation
+                    && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
+            })
+        });
+        if found.is_some() {
+            self.worth.hit();
+        }
+        found
+    }
+
+    #[inline(always)]
+    fn place(&self, about: &About) -> usize {
+        2 * (about.hash(self.seed) % (Self::ENTRIES / 2))
+    }
+
+    /// Without being asked.
+    #[inline(never)]
+    fn pass_by(
         &mut self,
         snapshot: &Snapshot,
         arrival: &Arrival<'_>,
         now_ms: u64,
         held: &mut Held,
-    ) -> Option<(Routed, Option<Tuple>)> {
-        let Some(key) = arrival.key.filter(|_| !self.worth.passes_by()) else {
-            let way = snapshot.way(arrival, now_ms, held);
-            let routed = way.routed.filter(|routed| routed.takes(arrival.packet))?;
-            snapshot.count(&way.path, HopCount::one(arrival.packet));
-            return Some((routed, way.translated));
-        };
-        let about = About::new(key, &arrival.flow);
-        let generation = snapshot.generation();
-        let place = 2 * (about.hash(self.seed) % (Self::ENTRIES / 2));
-        let found = [place, place + 1].into_iter().find_map(|number| {
-            let entry = self.entries.get(number).filter(|entry| {
-                entry.about == about
-                    && entry.generation == generation
-                    && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
-            })?;
-            Some((number, entry.way, entry.translates))
-        });
-        let Some((number, routed, translates)) = found else {
-            return self.work_out(snapshot, arrival, about, (place, generation), now_ms, held);
-        };
-        self.worth.hit();
-        let routed = routed.filter(|routed| routed.takes(arrival.packet))?;
-        self.note(number, arrival.packet);
-        let details = self.details.get(number).filter(|_| translates);
-        Some((routed, details.and_then(|details| details.translated)))
+    ) -> Option<Found<'_>> {
+        let way = snapshot.way(arrival, now_ms, held);
+        if !way.routed.takes(arrival.packet) {
+            return None;
+        }
+        snapshot.count(&way.path, HopCount::one(arrival.packet));
+        self.last = (way.routed, way.translated);
+        let (routed, translated) = &self.last;
+        Some((routed, translated.as_ref()))
     }
 
+    /// Works a way out and remembers it; returns where. `None` also if the configuration is of the
+    /// past: for the rest of this pass its packets go to their routers.
     #[inline(never)]
     fn work_out(
         &mut self,
         snapshot: &Snapshot,
         arrival: &Arrival<'_>,
-        about: About,
-        (place, generation): (usize, u64),
+        key: Key,
         now_ms: u64,
         held: &mut Held,
-    ) -> Option<(Routed, Option<Tuple>)> {
+    ) -> Option<usize> {
         self.worth.missed();
-        let WayOut { routed: way, translated, path } = snapshot.way(arrival, now_ms, held);
-        let taken = way.filter(|routed| routed.takes(arrival.packet));
-        let taken = taken.map(|routed| (routed, translated));
+        let generation = snapshot.generation();
+        let way = snapshot.way(arrival, now_ms, held);
         if !snapshot.is_latest() {
-            taken.inspect(|_| snapshot.count(&path, HopCount::one(arrival.packet)));
-            return taken;
+            return None;
         }
         if self.entries.is_empty() {
             self.entries = vec![Entry::default(); Self::ENTRIES].into();
             self.details = vec![Details::default(); Self::ENTRIES].into();
         }
+        let about = About::new(key, snapshot, arrival);
+        let place = self.place(&about);
         // Where it was before, or else in place of the older one.
         let age = |number: usize| match self.entries.get(number) {
-            Some(entry) if entry.about == about => u32::MAX,
+            Some(entry) if entry.about.is(&about) => u32::MAX,
             entry => entry.map_or(0, |entry| (now_ms as u32).wrapping_sub(entry.stamp)),
         };
         let number = if age(place) >= age(place + 1) { place } else { place + 1 };
         self.settle_entry(snapshot, number);
-        if let (Some(entry), Some(details)) =
-            (self.entries.get_mut(number), self.details.get_mut(number))
-        {
-            let (stamp, count) = (now_ms as u32, HopCount::default());
-            let (translates, listed) = (translated.is_some(), entry.listed);
-            *entry = Entry { about, generation, stamp, way, translates, count, listed };
-            *details = Details { path, translated };
-        }
-        if taken.is_some() {
-            self.note(number, arrival.packet);
-        }
-        taken
-    }
-
-    #[inline(always)]
-    fn note(&mut self, number: usize, packet: &Packet) {
-        if let Some(entry) = self.entries.get_mut(number) {
-            entry.count.add(HopCount::one(packet));
-            if !entry.listed {
-                entry.listed = true;
-                self.counted.push(number as u32);
-            }
-        }
+        let entry = self.entries.get_mut(number)?;
+        *entry = Entry {
+            about,
+            generation,
+            stamp: now_ms as u32,
+            listed: entry.listed,
+            translates: way.translated.is_some(),
+            routed: way.routed,
+            count: HopCount::default(),
+        };
+        *self.details.get_mut(number)? = Details { path: way.path, translated: way.translated };
+        Some(number)
     }
 
     /// Gives routers what was counted.
@@ -213,35 +247,41 @@ impl Memo {
 }
 
 impl About {
-    #[inline]
-    fn new(key: Key, flow: &Flow) -> Self {
-        let Flow { source, destination, hash, .. } = *flow;
-        // Of a connection exactly; else what decides between several ways.
-        let flow = match flow.tuple {
-            Some(Tuple { protocol, source_port, destination_port, .. }) => {
-                1 << 63
-                    | u64::from(protocol) << 32
-                    | u64::from(source_port) << 16
-                    | u64::from(destination_port)
-            }
-            None => hash.into(),
-        };
-        Self { key, source: bits(source), destination: bits(destination), flow }
+    #[inline(always)]
+    fn new(key: Key, snapshot: &Snapshot, arrival: &Arrival<'_>) -> Self {
+        let addresses = arrival.packet.address_words(arrival.head);
+        let flow = if snapshot.flows_matter() { flow(snapshot, arrival) } else { 0 };
+        Self { key, addresses, flow }
     }
 
-    #[inline]
+    /// Whether it is the same: word by word, as it lies in registers.
+    #[inline(always)]
+    fn is(&self, other: &About) -> bool {
+        let [a, b, c, d] = self.addresses;
+        let [e, f, g, h] = other.addresses;
+        let addresses = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h);
+        self.key.difference(other.key) | addresses | (self.flow ^ other.flow) == 0
+    }
+
+    #[inline(always)]
     fn hash(&self, seed: Seed) -> usize {
-        let fold = |bits: u128| (bits as u64) ^ ((bits >> 64) as u64).rotate_left(32);
-        let rest = self.key.word() ^ self.flow.rotate_left(16);
-        seed.hash(fold(self.source) ^ rest, fold(self.destination))
+        let [a, b, c, d] = self.addresses;
+        let one = a ^ b.rotate_left(24) ^ self.flow.rotate_left(16);
+        seed.hash_once(one ^ self.key.word(), c.rotate_left(40) ^ d ^ one)
     }
 }
 
-#[inline]
-fn bits(address: IpAddr) -> u128 {
-    match address {
-        // No IPv6 packet has a source like this (Packet::parse).
-        IpAddr::V4(v4) => u128::from(v4.to_bits()) | 0xffff << 32,
-        IpAddr::V6(v6) => v6.to_bits(),
+/// Of a connection exactly; else what decides between several ways.
+#[inline(never)]
+fn flow(snapshot: &Snapshot, arrival: &Arrival<'_>) -> u64 {
+    let flow = Flow::of(snapshot, arrival.head, arrival.packet, arrival.offload);
+    match flow.tuple {
+        Some(Tuple { protocol, source_port, destination_port, .. }) => {
+            1 << 63
+                | u64::from(protocol) << 32
+                | u64::from(source_port) << 16
+                | u64::from(destination_port)
+        }
+        None => flow.hash.into(),
     }
 }

@@ -40,7 +40,7 @@ pub struct RouterInterface {
     /// Its address.
     pub mac: Mac,
     /// Longest packet it sends, bytes.
-    pub mtu: usize,
+    pub mtu: u32,
     /// What it asks of the sources of IPv4 packets it gets.
     pub check: SourceCheck,
     /// What it asks of the sources of IPv6 packets it gets.
@@ -143,7 +143,7 @@ pub(crate) struct Router {
 
 impl HopCount {
     #[inline]
-    pub(crate) fn one(packet: &Packet) -> Self {
+    pub(crate) fn one(packet: Packet) -> Self {
         Self { packets: 1, bytes: packet.frame_len() as u64 }
     }
 

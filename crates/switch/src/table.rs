@@ -54,6 +54,12 @@ impl Seed {
         Self(source.hash_one(1u8), source.hash_one(2u8))
     }
 
+    /// Multiply and fold, keyed, once: for what does not count up in rows.
+    #[inline]
+    pub(crate) fn hash_once(self, a: u64, b: u64) -> usize {
+        fold(a ^ self.0, b ^ self.1) as usize
+    }
+
     /// Multiply and fold, keyed, twice: once leaves addresses that count up in rows, and rows are
     /// what linear probing suffers from.
     #[inline]

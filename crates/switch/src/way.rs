@@ -20,19 +20,29 @@ use crate::{DropReason, PortId, Route, RouteId, RouterId, Verdict};
 
 /// What becomes of a packet that bypasses routers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Routed {
+    /// New destination address.
+    pub destination: Mac,
+    /// New source address: of the last router.
+    pub source: Mac,
     /// Where it goes.
     pub port: PortId,
     /// What to do with the tag of the frame as it came.
     pub edit: VlanEdit,
-    /// New source address: of the last router.
-    pub source: Mac,
-    /// New destination address.
-    pub destination: Mac,
     /// So many routers were bypassed. A packet with no more hops than that goes to the first.
     pub routers: u8,
-    /// Longest packet that all of them would have sent on: a longer one goes to the first.
-    pub(crate) mtu: usize,
+    /// Longest packet that all of them would have sent on: a longer one goes to the first. 0 if no
+    /// router was bypassed.
+    mtu: u32,
+}
+
+impl Default for Routed {
+    /// To the router.
+    fn default() -> Self {
+        let (source, destination) = (Mac([0; 6]), Mac([0; 6]));
+        Self { destination, source, port: PortId(0), edit: VlanEdit::Keep, routers: 0, mtu: 0 }
+    }
 }
 
 /// Why a packet goes to a router instead of past it.
@@ -161,8 +171,9 @@ pub(crate) struct Flow {
 impl Flow {
     /// Of a packet as it came.
     #[inline]
-    pub(crate) fn of(snapshot: &Snapshot, head: &[u8], packet: &Packet, offload: &Checked) -> Self {
-        let Packet { version, source, destination, .. } = *packet;
+    pub(crate) fn of(snapshot: &Snapshot, head: &[u8], packet: Packet, offload: &Checked) -> Self {
+        let (source, destination) = (packet.source(head), packet.destination(head));
+        let version = packet.version;
         let tuple = if snapshot.connections { packet.tuple(head, offload) } else { None };
         let hash = if snapshot.multipath { packet::flow_hash(head) } else { 0 };
         Self { version, source, destination, tuple, hash }
@@ -171,8 +182,7 @@ impl Flow {
 
 /// A way through routers, as it was worked out.
 pub(crate) struct WayOut {
-    /// `None`: it ends where it is.
-    pub(crate) routed: Option<Routed>,
+    pub(crate) routed: Routed,
     /// What becomes of the packet's addresses and ports.
     pub(crate) translated: Option<Tuple>,
     pub(crate) path: Path,
@@ -196,8 +206,8 @@ struct Pass<'a> {
 impl Routed {
     /// Whether every router on the way would have sent the packet on.
     #[inline]
-    pub(crate) fn takes(&self, packet: &Packet) -> bool {
-        packet.hops > self.routers && packet.fits(self.mtu)
+    pub(crate) fn takes(&self, packet: Packet) -> bool {
+        packet.hops > self.routers && packet.fits(self.mtu as usize)
     }
 }
 
@@ -228,9 +238,14 @@ impl Snapshot {
 
     /// The way of a packet, and what it takes.
     pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> WayOut {
-        let Arrival { mut at, tagged, mut flow, .. } = *arrival;
-        let mut way = WayOut { routed: None, translated: None, path: Path::new() };
-        let mut mtu = usize::MAX;
+        let Arrival { to: (port, edit), head, packet, offload, .. } = *arrival;
+        let mut way = WayOut { routed: Routed::default(), translated: None, path: Path::new() };
+        let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return way };
+        let tag = tag(head);
+        let tagged = tag.is_some();
+        let mut at = At { port, tag: after(edit, tag), mac };
+        let mut flow = Flow::of(self, head, packet, offload);
+        let mut mtu = u32::MAX;
         while !way.path.is_full()
             && let Some(Ok(pass)) = self.pass(at, &flow, now_ms, held)
         {
@@ -248,7 +263,7 @@ impl Snapshot {
             };
             let (source, destination) = (pass.interface.mac, at.mac);
             let routers = way.path.len() as u8;
-            way.routed = Some(Routed { port: at.port, edit, source, destination, routers, mtu });
+            way.routed = Routed { destination, source, port: at.port, edit, routers, mtu };
         }
         way
     }
@@ -359,9 +374,9 @@ impl Snapshot {
                 return steps;
             }
         };
-        let mut flow = Flow::of(self, head, &packet, offload);
+        let mut flow = Flow::of(self, head, packet, offload);
         let mut at = At { port, tag: after(edit, tag(head)), mac };
-        let (mut routers, mut mtu) = (0, usize::MAX);
+        let (mut routers, mut mtu) = (0, u32::MAX);
         loop {
             let pass = match self.pass(at, &flow, now_ms, held) {
                 Some(Ok(pass)) => pass,
@@ -405,7 +420,7 @@ impl Snapshot {
         if routers > 0 {
             let all = if usize::from(packet.hops) <= routers {
                 Err(NotBypassed::Hops)
-            } else if !packet.fits(mtu) {
+            } else if !packet.fits(mtu as usize) {
                 Err(NotBypassed::Mtu)
             } else {
                 Ok(Step::Leaves(at.port))

@@ -3,7 +3,8 @@
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
 //! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
-//! all others), [`clock`] (the processor's own), [`wakeup`] (of a CPU), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
+//! all others), [`clock`] (the processor's own), [`bpf`] (programs on an interface),
+//! [`wakeup`] (of a CPU), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
 //! (cache lines) and [`Words`] (numbers in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
@@ -15,6 +16,7 @@
 //! **Failure.** What the kernel refuses comes back as an error that says what was tried.
 
 pub mod affinity;
+pub mod bpf;
 pub mod clock;
 mod eventfd;
 mod memory;

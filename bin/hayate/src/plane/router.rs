@@ -192,7 +192,7 @@ fn interface(placed: PlacedInterface<PortHandle>) -> RouterInterface {
         port: placed.port,
         vlan: placed.vlan,
         mac: dataplane::Mac(placed.mac.0),
-        mtu: placed.mtu as usize,
+        mtu: placed.mtu,
         check: check(placed.source_check),
         check_v6: check(placed.source_check_v6),
     }

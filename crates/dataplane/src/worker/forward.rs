@@ -64,19 +64,18 @@ impl Lookup<'_> {
         let reason = match accept(&mut frame, &header, sender) {
             Ok(()) => {
                 let (id, now) = (sender.port.id, self.now_ms);
-                match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
-                    Verdict::Forward { port: to, edit } => {
+                let to = match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
+                    Verdict::Forward { port, edit } => {
                         apply(edit, &mut frame);
-                        egress.send(to, &mut frame, sender.counters);
-                        return;
+                        Ok(port)
                     }
-                    Verdict::Router { port: to, edit } => {
-                        let to = self.bypass(id, (to, edit), &mut frame);
-                        egress.send(to, &mut frame, sender.counters);
-                        return;
-                    }
+                    Verdict::Router { port, edit } => Ok(self.bypass(id, (port, edit), &mut frame)),
                     Verdict::Flood(members) => return self.flood(members, sender, &frame, egress),
-                    Verdict::Drop(reason) => reason,
+                    Verdict::Drop(reason) => Err(reason),
+                };
+                match to {
+                    Ok(to) => return egress.send(to, &mut frame, sender.counters),
+                    Err(reason) => reason,
                 }
             }
             Err(reason) => reason,
@@ -95,15 +94,16 @@ impl Lookup<'_> {
     ) -> PortId {
         let Lookup { switch, cache, now_ms, .. } = self;
         let head = frame.head.bytes();
-        // Routers send on what they received without the padding behind it.
-        let packet = Packet::parse(head, frame.len, &frame.offload)
-            .ok()
-            .filter(|packet| packet.frame_len() == frame.len || frame.len == head.len());
-        let way = packet.and_then(|packet| {
-            let packet_of = (&packet, &frame.offload);
-            let way = cache.route(switch, (from, router, edit), head, packet_of, *now_ms)?;
-            Some((packet, way))
-        });
+        let way = match Packet::parse(head, frame.len, &frame.offload) {
+            // Routers send on what they received without the padding behind it. More than that they
+            // deal with themselves.
+            Ok(packet) if packet.frame_len() == frame.len || frame.len == head.len() => {
+                let of = (packet, &frame.offload);
+                let way = cache.route(switch, (from, router, edit), head, of, *now_ms);
+                way.map(|way| (packet, way))
+            }
+            _ => None,
+        };
         let Some((packet, (way, translated))) = way else {
             apply(edit, frame);
             return router;
@@ -115,7 +115,7 @@ impl Lookup<'_> {
         if let Some(to) = translated
             && let Some(tuple) = packet.tuple(frame.head.bytes(), &frame.offload)
         {
-            packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, &to);
+            packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, to);
         }
         packet.forward(frame.head, way.routers, way.source, way.destination);
         apply(way.edit, frame);

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::checksum::Sum;
 use crate::vnet::{Csum, Gso, GsoKind};
 
 /// `ip_decrease_ttl` of Linux, once.
@@ -51,7 +52,8 @@ fn edited(mut frame: Vec<u8>, edit: impl FnOnce(&mut [u8])) -> Vec<u8> {
 fn what_is_forwarded() {
     let packet = parse(&v4(64, 100)).unwrap();
     assert_eq!((packet.hops, packet.frame_len()), (64, 134));
-    assert_eq!(packet.destination, IpAddr::from([10, 1, 0, 1]));
+    assert_eq!(packet.destination(&v4(64, 100)), IpAddr::from([10, 1, 0, 1]));
+    assert_eq!(packet.source(&v4(64, 100)), IpAddr::from([10, 0, 0, 1]));
     assert!(packet.fits(120) && !packet.fits(119));
     let packet = parse(&v6(64, 100)).unwrap();
     assert_eq!((packet.hops, packet.frame_len()), (64, 154));

@@ -16,7 +16,7 @@ const NOW: u64 = 1_000;
 struct Plan {
     vlans: [Option<u16>; NETWORKS],
     /// Networks of each router, and the MTU there.
-    routers: Vec<Vec<(usize, usize)>>,
+    routers: Vec<Vec<(usize, u32)>>,
     /// Where each router sends what it has no other route for: the network, and which router there.
     defaults: Vec<(usize, usize)>,
     bypass: Vec<bool>,
@@ -137,7 +137,7 @@ impl Model {
             return die("ttl");
         }
         let out = self.interfaces[hop.interface];
-        if len > out.mtu {
+        if len > out.mtu as usize {
             return die("too big");
         }
         let mut sent = [hop.mac.0, out.mac.0].concat();
@@ -256,7 +256,7 @@ impl Lab {
             };
             let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
             let routed = cache.as_mut().filter(|_| router).and_then(|cache| {
-                let packet = (&packet, &Checked::PLAIN);
+                let packet = (packet, &Checked::PLAIN);
                 cache.route(&snapshot, (port, to, edit), head.bytes(), packet, NOW)
             });
             let rest = frame[head.len()..packet.frame_len().max(head.len())].to_vec();
@@ -264,7 +264,7 @@ impl Lab {
                 Some((way, to_tuple)) => {
                     if let Some(new) = to_tuple {
                         let old = packet.tuple(head.bytes(), &Checked::PLAIN).unwrap();
-                        packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, &new);
+                        packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, new);
                     }
                     packet.forward(&mut head, way.routers, way.source, way.destination);
                     assert!(head.edit(way.edit));
@@ -293,7 +293,7 @@ impl Lab {
 
 fn plan() -> impl Strategy<Value = Plan> {
     let vlans = prop::array::uniform4(prop_oneof![Just(None), Just(Some(10)), Just(Some(20))]);
-    let mtu = prop_oneof![4 => Just(1500usize), 1 => Just(576)];
+    let mtu = prop_oneof![4 => Just(1500u32), 1 => Just(576)];
     let check = prop_oneof![
         3 => Just(SourceCheck::Off), 1 => Just(SourceCheck::Loose), 1 => Just(SourceCheck::Strict),
         1 => Just(SourceCheck::Closed)

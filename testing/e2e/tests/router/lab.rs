@@ -81,7 +81,7 @@ impl Lab {
     /// Packets that went past the router.
     pub fn bypassed(&self) -> Result<u64> {
         let shown = self.show()?;
-        shown["bypassed"]["packets"].as_u64().context(|| format!("{shown}"))
+        shown["router"]["packets"].as_u64().context(|| format!("{shown}"))
     }
 
     /// Waits until what the router delegates is so.

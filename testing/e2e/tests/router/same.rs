@@ -71,7 +71,8 @@ pub fn set_up(source_check: u8) -> Result<Lab> {
     );
     let mut lab = Lab::new(&ip, &shell)?;
     lab.wait("all routes to be delegated", |shown| {
-        shown["policy"] == "plain" && shown["prefixes"].as_u64() > Some(30)
+        let router = &shown["router"];
+        router["policy"] == "plain" && router["prefixes"].as_u64() > Some(30)
     })?;
     Ok(lab)
 }

@@ -1,0 +1,245 @@
+//! What is said on a connection: one request at a time, and its answer.
+//!
+//! No I/O: times and lines go in, lines come out. A session begins with `hello` on a new connection
+//! or when the daemon says that all is lost; then everything is told anew. What the daemon refuses
+//! in a way that the plan did not foresee ends the session: what was told is withdrawn first.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use api::Name;
+use api::channel::{
+    Answer, Counted, Counters, Failed, Hello, Lease, Method, Outcome, PROTOCOL, Placed, Refusal,
+    Renew, Request, Welcome, Withdraw,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::plan::{Call, Plan};
+use crate::state::{Ifindex, State};
+
+/// Counters are asked for so often.
+const COUNT: Duration = Duration::from_secs(1);
+/// The daemon answers within this time, or within the lease if that is longer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So many lines before the answer to `hello` may be of a session before.
+const STRAY_LINES: usize = 64;
+
+/// What was asked and is not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Hello,
+    /// Part of the plan.
+    Plan,
+    /// Part of the plan too; the answer says where interfaces are.
+    Interfaces,
+    Renew,
+    Counters,
+    /// All is given up, and nothing comes after it.
+    Last,
+}
+
+/// Whom we talk to.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) daemon: String,
+    pub(crate) vm: Name,
+    pub(crate) lease: Duration,
+}
+
+/// Why a session is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Something went wrong: another one may begin.
+    Failed(String),
+    /// It was to end.
+    Stopped,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    agent: String,
+    lease_ms: Option<u32>,
+    id: u64,
+    asked: Option<(Asked, Instant)>,
+    peer: Option<Peer>,
+    /// When something was asked last that renews the lease.
+    renewed: Instant,
+    counted: Instant,
+    stray: usize,
+    /// Nothing more is to be told; why, if it is a failure.
+    ending: Option<End>,
+}
+
+impl Session {
+    /// A session on a new connection. `first_id` should not be that of an earlier session, whose
+    /// answers may still arrive.
+    pub(crate) fn new(lease_ms: Option<u32>, first_id: u64, now: Instant) -> Self {
+        Self {
+            agent: concat!("hayate-agent ", env!("CARGO_PKG_VERSION")).to_owned(),
+            lease_ms,
+            id: first_id,
+            asked: None,
+            peer: None,
+            renewed: now,
+            counted: now,
+            stray: 0,
+            ending: None,
+        }
+    }
+
+    /// Whom we talk to, once the daemon has answered.
+    pub(crate) fn peer(&self) -> Option<&Peer> {
+        self.peer.as_ref()
+    }
+
+    /// Everything is withdrawn next; the answer ends the session.
+    pub(crate) fn stop(&mut self) {
+        self.ending.get_or_insert(End::Stopped);
+    }
+
+    /// The next line to send; none while an answer is awaited or nothing is to be said.
+    pub(crate) fn next(
+        &mut self,
+        plan: &mut Plan,
+        state: &State,
+        now: Instant,
+    ) -> Option<Result<Vec<u8>, End>> {
+        if self.asked.is_some() {
+            return None;
+        }
+        let Some(peer) = &self.peer else {
+            if let Some(end) = self.ending.clone() {
+                return Some(Err(end));
+            }
+            let (agent, lease_ms) = (self.agent.clone(), self.lease_ms);
+            let hello = Hello { protocol: PROTOCOL, agent, lease_ms };
+            return Some(self.ask(Asked::Hello, &hello, now));
+        };
+        if self.ending.is_some() {
+            return Some(self.ask(Asked::Last, &Withdraw {}, now));
+        }
+        let renew = now >= self.renewed + peer.lease / 4;
+        if now >= self.counted + COUNT {
+            self.counted = now;
+            return Some(self.ask(Asked::Counters, &Counters {}, now));
+        }
+        Some(match plan.next(state) {
+            Some(Call::Interfaces(call)) => self.ask(Asked::Interfaces, &call, now),
+            Some(Call::NextHops(call)) => self.ask(Asked::Plan, &call, now),
+            Some(Call::Routes(call)) => self.ask(Asked::Plan, &call, now),
+            Some(Call::Status(call)) => self.ask(Asked::Plan, &call, now),
+            Some(Call::Withdraw) => self.ask(Asked::Plan, &Withdraw {}, now),
+            None if renew => self.ask(Asked::Renew, &Renew {}, now),
+            None => return None,
+        })
+    }
+
+    /// When [`Session::next`] has something to say at the latest, or the answer is overdue.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match (&self.asked, &self.peer) {
+            (Some((_, since)), _) => Some(*since + self.patience()),
+            (None, Some(peer)) => Some((self.renewed + peer.lease / 4).min(self.counted + COUNT)),
+            (None, None) => None,
+        }
+    }
+
+    /// Whether the answer is overdue.
+    pub(crate) fn overdue(&self, now: Instant) -> bool {
+        self.asked.is_some_and(|(_, since)| now >= since + self.patience())
+    }
+
+    fn patience(&self) -> Duration {
+        self.peer.as_ref().map_or(PATIENCE, |peer| peer.lease.max(PATIENCE))
+    }
+
+    /// A line from the daemon. Returns the neighbours that packets went to, if it says so.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub(crate) fn answer(
+        &mut self,
+        plan: &mut Plan,
+        state: &State,
+        line: &[u8],
+    ) -> Result<Vec<(Ifindex, IpAddr)>, End> {
+        let answer = serde_json::from_slice::<Answer<Value>>(line);
+        let outcome = match (answer, self.asked) {
+            (Ok(Answer { id: Some(id), outcome, .. }), Some(_)) if id == self.id => outcome,
+            // An answer to somebody before us, or to what was left of his last line.
+            (_, None | Some((Asked::Hello, _))) if self.stray < STRAY_LINES => {
+                self.stray += 1;
+                return Ok(Vec::new());
+            }
+            (Ok(Answer { outcome: Outcome::Error(failed), .. }), _) => Outcome::Error(failed),
+            _ => return Err(End::Failed("the daemon's answer cannot be read".to_owned())),
+        };
+        let Some((asked, _)) = self.asked.take() else { return Ok(Vec::new()) };
+        let result = match outcome {
+            Outcome::Result(result) => result,
+            Outcome::Error(failed) => return self.refused(asked, &failed).map(|()| Vec::new()),
+        };
+        match asked {
+            Asked::Hello => {
+                let welcome: Welcome = read(result)?;
+                tracing::info!("{} knows us as {}", welcome.daemon, welcome.vm);
+                let lease = Duration::from_millis(welcome.lease_ms.max(1).into());
+                self.peer = Some(Peer { daemon: welcome.daemon, vm: welcome.vm, lease });
+                *plan = Plan::new(welcome.limits, state);
+            }
+            Asked::Plan => {}
+            Asked::Interfaces => plan.placed(read::<Placed>(result)?),
+            Asked::Renew => {
+                let lease: Lease = read(result)?;
+                if lease.lost {
+                    tracing::info!("the daemon has lost what was delegated; all is told again");
+                    self.peer = None;
+                } else if let Some(placed) = lease.placed {
+                    plan.placed(placed);
+                }
+            }
+            Asked::Counters => return Ok(plan.counted(&read::<Counted>(result)?)),
+            Asked::Last => {
+                return Err(self.ending.clone().unwrap_or(End::Stopped));
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn refused(&mut self, asked: Asked, failed: &Failed) -> Result<(), End> {
+        if matches!(failed.data, Refusal::Lost | Refusal::NoSession) && asked != Asked::Hello {
+            tracing::info!("the daemon has lost what was delegated; all is told again");
+            self.peer = None;
+            return match self.ending.clone() {
+                Some(end) => Err(end),
+                None => Ok(()),
+            };
+        }
+        let why = format!("the daemon refused: {} ({})", failed.message, failed.data.name());
+        if matches!(asked, Asked::Hello | Asked::Last) {
+            return Err(End::Failed(why));
+        }
+        tracing::warn!("{why}");
+        self.ending.get_or_insert(End::Failed(why));
+        Ok(())
+    }
+
+    fn ask<M: Method>(&mut self, asked: Asked, params: &M, now: Instant) -> Result<Vec<u8>, End> {
+        self.id += 1;
+        let line = Request::line(self.id, params)
+            .map_err(|error| End::Failed(format!("{}: {error}", M::NAME)))?;
+        tracing::debug!("asks {}, {} bytes", M::NAME, line.len());
+        self.asked = Some((asked, now));
+        self.renewed = now;
+        Ok(line)
+    }
+}
+
+fn read<R: DeserializeOwned>(result: Value) -> Result<R, End> {
+    serde_json::from_value(result)
+        .map_err(|error| End::Failed(format!("the daemon's answer cannot be read: {error}")))
+}
+
+#[cfg(test)]
+mod tests;

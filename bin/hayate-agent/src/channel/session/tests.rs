@@ -1,0 +1,135 @@
+use api::channel::{Done, Limits, Version};
+use serde::Serialize;
+use serde_json::json;
+
+use super::*;
+
+const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100 };
+
+struct Talk {
+    session: Session,
+    plan: Plan,
+    state: State,
+    now: Instant,
+}
+
+impl Talk {
+    fn new() -> Self {
+        let (state, now) = (State::default(), Instant::now());
+        let session = Session::new(Some(1000), 100, now);
+        Self { session, plan: Plan::new(LIMITS, &state), state, now }
+    }
+
+    /// The method that is asked next, and its number.
+    fn asks(&mut self) -> Option<(String, u64)> {
+        let line = self.session.next(&mut self.plan, &self.state, self.now)?.unwrap();
+        let request = Request::parse(&line).unwrap();
+        Some((request.method.to_owned(), request.id))
+    }
+
+    fn hears(&mut self, line: &[u8]) -> Result<(), End> {
+        self.session.answer(&mut self.plan, &self.state, line).map(drop)
+    }
+
+    fn answered(&mut self, id: u64, result: impl Serialize) -> Result<(), End> {
+        let answer =
+            Answer { jsonrpc: Version::V2, id: Some(id), outcome: Outcome::Result(result) };
+        self.hears(&answer.line().unwrap())
+    }
+
+    fn refused(&mut self, id: u64, refusal: Refusal) -> Result<(), End> {
+        let outcome: Outcome<Done> = Outcome::Error(Failed::new(refusal, "no"));
+        let answer = Answer { jsonrpc: Version::V2, id: Some(id), outcome };
+        self.hears(&answer.line().unwrap())
+    }
+
+    fn welcomed(&mut self) {
+        let (method, id) = self.asks().unwrap();
+        assert_eq!(method, "hello");
+        let (daemon, vm) = ("model".to_owned(), "edge".parse().unwrap());
+        let (protocol, lease_ms, limits, ports) = (PROTOCOL, 1000, LIMITS, Vec::new());
+        let welcome = Welcome { protocol, daemon, vm, lease_ms, limits, ports };
+        self.answered(id, welcome).unwrap();
+    }
+}
+
+#[test]
+fn one_request_at_a_time_and_the_lease_is_renewed() {
+    let mut talk = Talk::new();
+    talk.welcomed();
+    // Without interfaces nothing is told but why.
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(method, "router.status");
+    assert_eq!(talk.asks(), None);
+    talk.answered(id, Done {}).unwrap();
+    assert_eq!(talk.asks(), None);
+    talk.now += Duration::from_millis(250);
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(method, "router.renew");
+    talk.answered(id, Lease { lease_ms: 1000, lost: true, placed: None }).unwrap();
+    talk.welcomed();
+}
+
+#[test]
+fn what_is_left_of_a_session_before_is_passed_over() {
+    let mut talk = Talk::new();
+    let (_, id) = talk.asks().unwrap();
+    talk.hears(b"\"half a line").unwrap();
+    talk.answered(id - 50, json!({})).unwrap();
+    talk.refused(3, Refusal::Lost).unwrap();
+    assert!(talk.session.peer().is_none());
+    // But not without end.
+    let stray = (0..100).map(|_| talk.hears(b"{}")).find(Result::is_err);
+    assert!(stray.is_some());
+}
+
+#[test]
+fn answers_that_are_none_end_the_session() {
+    for bad in [
+        &b""[..],
+        b"{}",
+        b"[[[[[[[[",
+        b"\xff\xff",
+        br#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
+        br#"{"jsonrpc":"2.0","id":102,"result":7}"#,
+        br#"{"jsonrpc":"2.0","id":102}"#,
+    ] {
+        let mut talk = Talk::new();
+        talk.welcomed();
+        talk.now += COUNT;
+        let (method, id) = talk.asks().unwrap();
+        assert_eq!((method.as_str(), id), ("router.counters", 102));
+        assert!(matches!(talk.hears(bad), Err(End::Failed(_))), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_refusal_withdraws_what_was_told() {
+    let mut talk = Talk::new();
+    talk.welcomed();
+    let (_, id) = talk.asks().unwrap();
+    talk.refused(id, Refusal::Host).unwrap();
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(method, "router.withdraw");
+    let End::Failed(why) = talk.answered(id, Done {}).unwrap_err() else { panic!("failed") };
+    assert!(why.contains("host"), "{why}");
+
+    // To be stopped is no failure.
+    let mut talk = Talk::new();
+    talk.welcomed();
+    talk.session.stop();
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(
+        (method.as_str(), talk.answered(id, Done {})),
+        ("router.withdraw", Err(End::Stopped))
+    );
+}
+
+#[test]
+fn a_daemon_that_is_silent_is_overdue() {
+    let mut talk = Talk::new();
+    talk.asks().unwrap();
+    assert!(!talk.session.overdue(talk.now));
+    assert_eq!(talk.session.deadline(), Some(talk.now + PATIENCE));
+    assert!(talk.session.overdue(talk.now + PATIENCE));
+}

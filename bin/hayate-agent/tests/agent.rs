@@ -1,0 +1,591 @@
+//! The whole agent in a namespace that routes, and a daemon in the small at the other end of its
+//! channel.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::Mac;
+use api::channel::{
+    Answer, Counted, Counters, Done, Failed, Hello, Hop, Interfaces, LINE_MAX, Lease, Limits,
+    Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request, Routes, Status, To,
+    Version, Welcome, Withdraw,
+};
+use serde_json::Value;
+
+#[path = "common/model.rs"]
+mod model;
+#[path = "common/netns.rs"]
+mod netns;
+use model::Model;
+use netns::Netns;
+
+const LIMITS: Limits = Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000 };
+
+/// What the daemon knows.
+struct Tables {
+    model: Model,
+    status: Option<Status>,
+    hellos: usize,
+    withdrawals: usize,
+    /// What `router.counters` answers.
+    counted: Counted,
+    /// The next `router.renew` says that all is lost.
+    lose: bool,
+    /// The next change of prefixes is refused.
+    refuse: Option<Refusal>,
+    failure: Option<String>,
+}
+
+/// A daemon that listens.
+struct Daemon {
+    tables: Arc<Mutex<Tables>>,
+    path: PathBuf,
+    connection: Arc<Mutex<Option<UnixStream>>>,
+    stop: Arc<Mutex<bool>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Daemon {
+    fn new(path: &Path) -> Self {
+        let tables = Tables {
+            model: Model::new(LIMITS),
+            status: None,
+            hellos: 0,
+            withdrawals: 0,
+            counted: Counted::default(),
+            lose: false,
+            refuse: None,
+            failure: None,
+        };
+        let tables = Arc::new(Mutex::new(tables));
+        let (connection, stop) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(false)));
+        let listener = UnixListener::bind(path).unwrap();
+        let (tables2, connection2, stop2) = (tables.clone(), connection.clone(), stop.clone());
+        let thread = thread::spawn(move || {
+            for stream in listener.incoming() {
+                if *stop2.lock().unwrap() {
+                    return;
+                }
+                let stream = stream.unwrap();
+                *connection2.lock().unwrap() = Some(stream.try_clone().unwrap());
+                serve(&tables2, stream);
+            }
+        });
+        let path = path.to_owned();
+        Self { tables, path, connection, stop, thread: Some(thread) }
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap()
+    }
+
+    /// Where a packet goes: `None` to the router, as far as it was told or not.
+    fn way(&self, address: &str) -> Option<To> {
+        let address: IpAddr = address.parse().unwrap();
+        self.tables().model.look_up(address).cloned()
+    }
+
+    /// Waits until something is so.
+    fn until(&self, what: &str, so: impl Fn(&Tables) -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let tables = self.tables();
+            let failure = tables.failure.clone();
+            if failure.is_none() && so(&tables) {
+                return;
+            }
+            let now = format!("{:?} {:?}", tables.status, tables.model);
+            drop(tables);
+            assert_eq!(failure, None);
+            assert!(Instant::now() < end, "{what}: {now}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn until_way(&self, address: &str, way: &To) {
+        let to: IpAddr = address.parse().unwrap();
+        self.until(&format!("{address} to {way:?}"), |tables| {
+            tables.model.look_up(to) == Some(way)
+        });
+    }
+
+    /// Until there is a policy, with a reason that has this in it.
+    fn until_status(&self, policy: Policy, reason: &str) {
+        self.until(&format!("{policy:?} because of {reason}"), |tables| {
+            let fits = |status: &Status| {
+                let reasons = &status.reasons;
+                status.policy == policy
+                    && (reason.is_empty() || reasons.iter().any(|one| one.contains(reason)))
+            };
+            tables.status.as_ref().is_some_and(fits)
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        *self.stop.lock().unwrap() = true;
+        if let Some(stream) = self.connection.lock().unwrap().take() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = UnixStream::connect(&self.path);
+        let _ = self.thread.take().unwrap().join();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Answers the requests of one connection.
+fn serve(tables: &Mutex<Tables>, stream: UnixStream) {
+    let mut to = stream.try_clone().unwrap();
+    let mut from = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if from.read_until(b'\n', &mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        let mut tables = tables.lock().unwrap();
+        if line.len() > LINE_MAX || line.last() != Some(&b'\n') {
+            tables.failure = Some("a line is not one".to_owned());
+            return;
+        }
+        let request = match Request::parse(&line) {
+            Ok(request) => request,
+            Err(error) => {
+                tables.failure = Some(error.to_string());
+                return;
+            }
+        };
+        let outcome = match answer(&mut tables, &request) {
+            Ok(result) => Outcome::Result(result),
+            Err(refusal) => Outcome::Error(Failed::new(refusal, request.method)),
+        };
+        let answer = Answer { jsonrpc: Version::V2, id: Some(request.id), outcome };
+        drop(tables);
+        if to.write_all(&answer.line().unwrap()).is_err() {
+            return;
+        }
+    }
+}
+
+fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> {
+    fn params<M: Method>(request: &Request<'_>) -> Result<M, Refusal> {
+        request.params::<M>().map_err(|_| Refusal::BadParams)
+    }
+    fn value<R: serde::Serialize>(result: R) -> Result<Value, Refusal> {
+        Ok(serde_json::to_value(result).unwrap())
+    }
+    if tables.hellos == 0 && request.method != Hello::NAME {
+        return Err(Refusal::NoSession);
+    }
+    match request.method {
+        Hello::NAME => {
+            let hello: Hello = params(request)?;
+            assert_eq!(hello.protocol, PROTOCOL);
+            tables.hellos += 1;
+            tables.model.withdraw();
+            tables.status = None;
+            value(Welcome {
+                protocol: PROTOCOL,
+                daemon: "model 1".to_owned(),
+                vm: "edge".parse().unwrap(),
+                lease_ms: hello.lease_ms.unwrap_or(3000),
+                limits: tables.model.limits,
+                ports: Vec::new(),
+            })
+        }
+        Interfaces::NAME => value(tables.model.interfaces(params(request)?)?),
+        NextHops::NAME => {
+            tables.model.next_hops(params(request)?)?;
+            value(Done {})
+        }
+        Routes::NAME => {
+            if let Some(refusal) = tables.refuse.take() {
+                return Err(refusal);
+            }
+            tables.model.routes(params(request)?)?;
+            value(Done {})
+        }
+        Status::NAME => {
+            tables.status = Some(params(request)?);
+            value(Done {})
+        }
+        Renew::NAME => {
+            let lost = std::mem::take(&mut tables.lose);
+            if lost {
+                tables.model.withdraw();
+            }
+            let placed = Some(tables.model.placed());
+            value(Lease { lease_ms: 3000, lost, placed })
+        }
+        Counters::NAME => value(tables.counted.clone()),
+        Withdraw::NAME => {
+            tables.model.withdraw();
+            tables.withdrawals += 1;
+            value(Done {})
+        }
+        _ => Err(Refusal::UnknownMethod),
+    }
+}
+
+/// The agent, which is killed with this value.
+struct Agent {
+    child: Child,
+    status: PathBuf,
+}
+
+impl Agent {
+    fn new(router: &Netns, directory: &Path, channel: &Path) -> Self {
+        let status = directory.join("status.sock");
+        let child = Command::new("ip")
+            .args(["netns", "exec", &router.name, env!("CARGO_BIN_EXE_hayate-agent"), "run"])
+            .args(["--lease", "1s", "--log", "info", "--channel"])
+            .arg(channel)
+            .arg("--status-socket")
+            .arg(&status)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { child, status }
+    }
+
+    fn status(&self, more: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_hayate-agent"))
+            .args(["status", "--status-socket"])
+            .arg(&self.status)
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// SIGTERM, and its exit status.
+    fn terminate(&mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ifindex(router: &Netns, link: &str) -> u32 {
+    let output = router.sh(&format!("cat /sys/class/net/{link}/ifindex"));
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
+
+fn via(interface: u32, last: u8) -> To {
+    To::Via(vec![Hop { interface, mac: Mac([2, 0, 0, 0, 0, last]) }])
+}
+
+/// What a test needs: a router, the other ends of its links, a daemon, an agent.
+struct Lab {
+    agent: Agent,
+    daemon: Daemon,
+    router: Netns,
+    far: Netns,
+    directory: tempfile::TempDir,
+    eth1: u32,
+    eth2: u32,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let far = Netns::new();
+        let router = Netns::router(&far);
+        let directory = tempfile::tempdir().unwrap();
+        let channel = directory.path().join("channel.sock");
+        let daemon = Daemon::new(&channel);
+        let agent = Agent::new(&router, directory.path(), &channel);
+        let (eth1, eth2) = (ifindex(&router, "eth1"), ifindex(&router, "eth2"));
+        Self { agent, daemon, router, far, directory, eth1, eth2 }
+    }
+
+    fn neighbour(&self, link: &str, address: &str, last: u8) {
+        let lladdr = format!("02:00:00:00:00:{last:02x}");
+        self.router
+            .ip(&format!("neigh replace {address} dev {link} lladdr {lladdr} nud permanent"));
+    }
+}
+
+#[test]
+fn what_the_kernel_routes_is_delegated_as_it_changes() {
+    let lab = Lab::new();
+    let Lab { agent, daemon, router, far, eth1, eth2, .. } = &lab;
+    lab.neighbour("eth1", "10.1.1.5", 0x15);
+    lab.neighbour("eth2", "2001:db8:2::5", 0x25);
+    daemon.until_way("10.1.1.5", &via(*eth1, 0x15));
+    daemon.until_way("2001:db8:2::5", &via(*eth2, 0x25));
+    daemon.until_way("10.1.1.1", &To::Own);
+    daemon.until_way("10.1.1.255", &To::Own);
+    daemon.until_way("10.1.1.77", &To::Via(Vec::new()));
+    daemon.until_way("2001:db8:1::1", &To::Own);
+    assert_eq!(daemon.way("192.0.2.1"), None);
+    daemon.until_status(Policy::Plain, "");
+
+    // Routes: one gateway, several, another one.
+    router.ip("route add 192.0.2.0/24 via 10.1.1.5");
+    daemon.until_way("192.0.2.1", &via(*eth1, 0x15));
+    router.ip("route add 198.51.100.0/24 nexthop via 10.1.1.5 nexthop via inet6 2001:db8:2::5 dev eth2 weight 2");
+    let hop = |interface, last| Hop { interface, mac: Mac([2, 0, 0, 0, 0, last]) };
+    let several = vec![hop(*eth1, 0x15), hop(*eth2, 0x25), hop(*eth2, 0x25)];
+    daemon.until_way("198.51.100.1", &To::Via(several));
+    router.ip("-4 route add 0.0.0.0/0 via inet6 2001:db8:2::5 dev eth2");
+    daemon.until_way("203.0.113.1", &via(*eth2, 0x25));
+    router.ip("route add blackhole 203.0.113.0/24");
+    daemon.until_way("203.0.113.1", &To::Own);
+    router.ip("-6 route add default via 2001:db8:2::5");
+    daemon.until_way("2001:db8:ffff::1", &via(*eth2, 0x25));
+
+    // A better metric, and back.
+    lab.neighbour("eth2", "10.1.2.5", 0x26);
+    router.ip("route add 192.0.2.0/25 via 10.1.1.5 metric 20");
+    router.ip("route add 192.0.2.0/25 via 10.1.2.5 metric 10");
+    daemon.until_way("192.0.2.1", &via(*eth2, 0x26));
+    router.ip("route del 192.0.2.0/25 metric 10");
+    daemon.until_way("192.0.2.1", &via(*eth1, 0x15));
+
+    // A neighbour's new address changes next hops alone.
+    lab.neighbour("eth1", "10.1.1.5", 0x16);
+    daemon.until_way("192.0.2.1", &via(*eth1, 0x16));
+    router.ip("neigh del 10.1.1.5 dev eth1");
+    daemon.until_way("192.0.2.1", &To::Via(Vec::new()));
+    daemon.until_way("10.1.1.5", &To::Via(Vec::new()));
+    lab.neighbour("eth1", "10.1.1.5", 0x15);
+
+    // Nexthop objects.
+    router.ip("nexthop add id 7 via 10.1.1.5 dev eth1");
+    router.ip("route add 198.18.0.0/15 nhid 7");
+    daemon.until_way("198.18.0.1", &via(*eth1, 0x15));
+    router.ip("nexthop replace id 7 via 10.1.2.5 dev eth2");
+    daemon.until_way("198.18.0.1", &via(*eth2, 0x26));
+    router.ip("nexthop del id 7");
+    daemon.until_way("198.18.0.1", &via(*eth2, 0x25));
+
+    // A link goes down with its routes, of which the kernel says nothing.
+    router.ip("link set eth1 down");
+    daemon.until_way("192.0.2.1", &via(*eth2, 0x25));
+    daemon.until("eth1 gone", |tables| tables.model.interfaces.len() == 1);
+    router.ip("link set eth1 up");
+    daemon.until("eth1 back", |tables| tables.model.interfaces.len() == 2);
+    // And when the other end loses the carrier.
+    far.ip("link set eth2 down");
+    daemon.until("eth2 gone", |tables| tables.model.interfaces.len() == 1);
+    far.ip("link set eth2 up");
+    daemon.until("eth2 back", |tables| tables.model.interfaces.len() == 2);
+
+    let status = agent.status(&[]);
+    for part in ["to model 1, as edge, lease 1000 ms", "plain", "eth1  port p"] {
+        assert!(status.contains(part), "{status}");
+    }
+    let json: Value = serde_json::from_str(&agent.status(&["--json"])).unwrap();
+    assert_eq!(json["policy"], "plain");
+}
+
+#[test]
+fn what_is_not_plain_is_not_delegated() {
+    let lab = Lab::new();
+    let Lab { agent, daemon, router, .. } = &lab;
+    // What is done, what is said of it, what undoes it.
+    router.sh("nft add table ip t");
+    let chain = "nft add chain ip t f \"{ type filter hook forward priority 0; }\"";
+    router.sh(chain);
+    daemon.until_status(Policy::Plain, "");
+    let cases = [
+        (
+            "nft add rule ip t f counter",
+            "nf_tables chain ip t f has rules",
+            "nft flush chain ip t f",
+        ),
+        (
+            "nft add chain ip t f \"{ policy drop; }\"",
+            "nf_tables chain ip t f drops by policy",
+            "nft delete table ip t",
+        ),
+        (
+            "nft add table netdev n; \
+             nft add chain netdev n i \"{ type filter hook ingress device eth1 priority 0; }\"; \
+             nft add rule netdev n i accept",
+            "nf_tables chain netdev n i",
+            "nft delete table netdev n",
+        ),
+        ("ip rule add fwmark 1 table 100", "policy rule 32765 of IPv4", "ip rule del fwmark 1"),
+        (
+            "ip -6 rule del table main",
+            "of IPv6 for table main",
+            "ip -6 rule add table main pref 32766",
+        ),
+        (
+            "ip -6 route add 2001:db8:9::/64 from 2001:db8:8::/64 dev eth1",
+            "certain sources",
+            "ip -6 route del 2001:db8:9::/64 from 2001:db8:8::/64 dev eth1",
+        ),
+        (
+            "ip route add 192.0.2.0/24 via 10.1.1.5 table default",
+            "table default",
+            "ip route flush table default",
+        ),
+        (
+            "tc qdisc add dev eth1 root tbf rate 1mbit burst 10k latency 50ms",
+            "qdisc tbf",
+            "tc qdisc del dev eth1 root",
+        ),
+        (
+            "tc qdisc add dev eth1 clsact; tc filter add dev eth1 ingress u32 match u32 0 0",
+            "tc on eth1: filters",
+            "tc qdisc del dev eth1 clsact",
+        ),
+        (
+            "ip xfrm policy add src 10.9.0.0/16 dst 10.8.0.0/16 dir fwd",
+            "IPsec",
+            "ip xfrm policy flush",
+        ),
+        (
+            "sysctl -qw net.ipv4.ip_forward_use_pmtu=1",
+            "pmtu",
+            "sysctl -qw net.ipv4.ip_forward_use_pmtu=0",
+        ),
+    ];
+    for (done, said, undone) in cases {
+        router.sh(done);
+        daemon.until_status(Policy::Nothing, said);
+        assert!(daemon.tables().model.prefixes.is_empty(), "{done}");
+        router.sh(undone);
+        daemon.until_status(Policy::Plain, "");
+        daemon.until_way("10.1.1.1", &To::Own);
+    }
+    // Forwarding, for each version of IP.
+    router.sh("sysctl -qw net.ipv4.ip_forward=0");
+    daemon.until("no IPv4", |tables| {
+        !tables.model.prefixes.is_empty()
+            && tables.model.prefixes.keys().all(|prefix| prefix.address().is_ipv6())
+    });
+    router.sh("sysctl -qw net.ipv6.conf.all.forwarding=0");
+    daemon.until_status(Policy::Nothing, "forwarding is off");
+    assert!(agent.status(&[]).contains("forwarding is off"));
+    router.sh("sysctl -qw net.ipv4.ip_forward=1");
+    daemon.until_status(Policy::Plain, "");
+    // An interface that is taken by a bridge.
+    daemon.until("two interfaces", |tables| tables.model.interfaces.len() == 2);
+    router.ip("link add br0 type bridge");
+    router.ip("link set eth2 master br0");
+    daemon.until("eth2 in a bridge", |tables| tables.model.interfaces.len() == 1);
+    assert!(agent.status(&[]).contains("belongs to a bridge"));
+    // The older iptables; its tables stay.
+    router.sh("iptables-legacy -A FORWARD -j ACCEPT");
+    daemon.until_status(Policy::Nothing, "iptables-legacy has a table filter");
+}
+
+#[test]
+fn connections_end_and_begin_again() {
+    let mut lab = Lab::new();
+    lab.neighbour("eth1", "10.1.1.5", 0x15);
+    let way = via(lab.eth1, 0x15);
+    lab.daemon.until_way("10.1.1.5", &way);
+
+    // The daemon has lost everything.
+    lab.daemon.tables().lose = true;
+    lab.daemon.until("a second session", |tables| tables.hellos == 2);
+    lab.daemon.until_way("10.1.1.5", &way);
+
+    // It refuses what the plan did not foresee: all is withdrawn, and told again.
+    lab.daemon.tables().refuse = Some(Refusal::Host);
+    lab.router.ip("route add 192.0.2.0/24 via 10.1.1.5");
+    lab.daemon.until("a third session", |tables| tables.hellos == 3 && tables.withdrawals == 1);
+    lab.daemon.until_way("192.0.2.1", &way);
+
+    // It has no port for an interface, and then it has.
+    lab.daemon.tables().model.refused.insert(lab.eth1);
+    lab.daemon.until_way("192.0.2.1", &To::Via(Vec::new()));
+    assert!(lab.agent.status(&[]).contains("refused: not-your-port"));
+    lab.daemon.tables().model.refused.clear();
+    lab.daemon.until_way("192.0.2.1", &way);
+
+    // It is restarted.
+    let channel = lab.directory.path().join("channel.sock");
+    let gone = Daemon::new(&lab.directory.path().join("other.sock"));
+    drop(std::mem::replace(&mut lab.daemon, gone));
+    lab.router.ip("route del 192.0.2.0/24");
+    let why = || lab.agent.status(&[]);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !why().contains("no: ") {
+        assert!(Instant::now() < end, "{}", why());
+        thread::sleep(Duration::from_millis(20));
+    }
+    lab.daemon = Daemon::new(&channel);
+    lab.daemon.until_way("10.1.1.5", &way);
+    assert_eq!(lab.daemon.way("192.0.2.1"), None);
+
+    // The agent ends, and takes everything back first.
+    assert!(lab.agent.terminate().success());
+    assert_eq!(lab.daemon.tables().withdrawals, 1);
+    assert!(lab.daemon.tables().model.prefixes.is_empty());
+    assert!(!lab.agent.status.exists());
+}
+
+#[test]
+fn neighbours_that_are_used_are_asked_for() {
+    let lab = Lab::new();
+    let Lab { daemon, router, far, eth1, .. } = &lab;
+    // A neighbour that answers: the other end of the link.
+    far.ip("address add 10.1.1.9/24 dev eth1");
+    let lladdr = far.sh("cat /sys/class/net/eth1/address").stdout;
+    let lladdr = String::from_utf8(lladdr).unwrap().trim().to_owned();
+    router.sh("sysctl -qw net.ipv4.neigh.eth1.delay_first_probe_time=1");
+    router.ip(&format!("neigh replace 10.1.1.9 dev eth1 lladdr {lladdr} nud stale"));
+    let way = To::Via(vec![Hop { interface: *eth1, mac: lladdr.parse().unwrap() }]);
+    daemon.until_way("10.1.1.9", &way);
+    let shown = || {
+        let output = router.sh("ip neigh show 10.1.1.9 dev eth1");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(shown().contains("STALE"), "{}", shown());
+
+    let address: IpAddr = "10.1.1.9".parse().unwrap();
+    let prefix = api::channel::Prefix::new(address, 32).unwrap();
+    let id = daemon.tables().model.prefixes[&prefix];
+    let hops = vec![api::channel::HopCount { packets: 1, bytes: 64 }];
+    let nexthops = vec![api::channel::CountedNextHop { id, hops }];
+    daemon.tables().counted = Counted { nexthops };
+    let end = Instant::now() + Duration::from_secs(60);
+    while !shown().contains("REACHABLE") {
+        assert!(Instant::now() < end, "{}", shown());
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_agent_that_cannot_begin_says_why() {
+    let far = Netns::new();
+    let directory = tempfile::tempdir().unwrap();
+    let channel = directory.path().join("channel.sock");
+    let first = Agent::new(&far, directory.path(), &channel);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !first.status.exists() {
+        assert!(Instant::now() < end);
+        thread::sleep(Duration::from_millis(5));
+    }
+    let mut second = Agent::new(&far, directory.path(), &channel);
+    assert_eq!(second.child.wait().unwrap().code(), Some(1));
+    assert!(first.status(&[]).contains("No such file"), "{}", first.status(&[]));
+    drop(first);
+    let output = Command::new(env!("CARGO_BIN_EXE_hayate-agent"))
+        .args(["status", "--status-socket", "/nonexistent"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3));
+}
