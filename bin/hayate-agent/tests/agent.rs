@@ -560,7 +560,7 @@ fn neighbours_that_are_used_are_asked_for() {
     let id = daemon.tables().model.prefixes[&prefix];
     let hops = vec![api::channel::HopCount { packets: 1, bytes: 64 }];
     let nexthops = vec![api::channel::CountedNextHop { id, hops }];
-    daemon.tables().counted = Counted { nexthops };
+    daemon.tables().counted = Counted { nexthops, more: false };
     let end = Instant::now() + Duration::from_secs(60);
     while !shown().contains("REACHABLE") {
         assert!(Instant::now() < end, "{}", shown());

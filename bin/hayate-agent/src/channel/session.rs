@@ -123,7 +123,7 @@ impl Session {
         let renew = now >= self.renewed + peer.lease / 4;
         if now >= self.counted + COUNT {
             self.counted = now;
-            return Some(self.ask(Asked::Counters, &Counters {}, now));
+            return Some(self.ask(Asked::Counters, &Counters::default(), now));
         }
         Some(match plan.next(state) {
             Some(Call::Interfaces(call)) => self.ask(Asked::Interfaces, &call, now),

@@ -414,13 +414,13 @@ fn neighbours_that_packets_went_to_are_in_use() {
         hops: vec![HopCount { packets, bytes: packets * 100 }],
     };
     let used = [(1, address("10.1.1.5"))];
-    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(7)] }), used);
-    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(7)] }), []);
-    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(8)] }), used);
+    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(7)], more: false }), used);
+    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(7)], more: false }), []);
+    assert_eq!(plan.counted(&Counted { nexthops: vec![counted(8)], more: false }), used);
     assert_eq!(plan.sizes().passed, HopCount { packets: 8, bytes: 800 });
     // Numbers that nobody gave are ignored.
     let stray = CountedNextHop { id: 1_000_000, ..counted(9) };
-    assert_eq!(plan.counted(&Counted { nexthops: vec![stray] }), []);
+    assert_eq!(plan.counted(&Counted { nexthops: vec![stray], more: false }), []);
 }
 
 /// To whom packets go: none for the router's own affairs.

@@ -119,7 +119,8 @@ mod tests {
                         let length = size.map_or(ip + header, |size| ip.max(size as usize));
                         assert_eq!(frame.len(), 14 + tag + length);
                         let packet = Packet::parse(&frame, frame.len(), &Checked::PLAIN).unwrap();
-                        assert_eq!((packet.source, packet.destination), (flow.src, flow.dst));
+                        let addresses = (packet.source(&frame), packet.destination(&frame));
+                        assert_eq!(addresses, (flow.src, flow.dst));
                         assert_eq!(packet.hops, 9);
                         if header > 0 && length >= ip + header {
                             let addresses = [octets(flow.src), octets(flow.dst)].concat();
