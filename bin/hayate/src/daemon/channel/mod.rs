@@ -304,6 +304,8 @@ impl Task {
 
 async fn until(time: Option<Instant>) {
     match time {
+        // A timer that is due still takes a millisecond.
+        Some(time) if time <= Instant::now() => {}
         Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
