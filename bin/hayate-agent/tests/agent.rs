@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -558,14 +559,31 @@ fn neighbours_that_are_used_are_asked_for() {
     let address: IpAddr = "10.1.1.9".parse().unwrap();
     let prefix = api::channel::Prefix::new(address, 32).unwrap();
     let id = daemon.tables().model.prefixes[&prefix];
-    let hops = vec![api::channel::HopCount { packets: 1, bytes: 64 }];
-    let nexthops = vec![api::channel::CountedNextHop { id, hops }];
+    let hops = |packets| vec![api::channel::HopCount { packets, bytes: 64 * packets }];
+    let nexthops = vec![api::channel::CountedNextHop { id, hops: hops(1) }];
     daemon.tables().counted = Counted { nexthops, more: false };
     let end = Instant::now() + Duration::from_secs(60);
     while !shown().contains("REACHABLE") {
         assert!(Instant::now() < end, "{}", shown());
         thread::sleep(Duration::from_millis(50));
     }
+
+    // One that was set for good stays so, however much it is used; another one shows that it was seen.
+    router.ip(&format!("neigh replace 10.1.1.9 dev eth1 lladdr {lladdr} nud permanent"));
+    far.ip("address add 10.1.1.8/24 dev eth1");
+    router.ip(&format!("neigh replace 10.1.1.8 dev eth1 lladdr {lladdr} nud stale"));
+    daemon.until_way("10.1.1.8", &way);
+    let other = || String::from_utf8(router.sh("ip neigh show 10.1.1.8").stdout).unwrap();
+    let prefix = api::channel::Prefix::new("10.1.1.8".parse().unwrap(), 32).unwrap();
+    let second = daemon.tables().model.prefixes[&prefix];
+    let both = BTreeSet::from([id, second]).into_iter();
+    let nexthops = both.map(|id| api::channel::CountedNextHop { id, hops: hops(2) }).collect();
+    daemon.tables().counted = Counted { nexthops, more: false };
+    while !other().contains("REACHABLE") {
+        assert!(Instant::now() < end, "{}", other());
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(shown().contains("PERMANENT"), "{}", shown());
 }
 
 #[test]

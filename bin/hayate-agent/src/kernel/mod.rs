@@ -368,18 +368,31 @@ impl Kernel {
     }
 
     /// Tells the kernel that packets go to a neighbour: if it was silent for long, it is asked
-    /// whether it is there.
+    /// whether it is there. One that was set for good stays so: in use, to Linux, means that it is
+    /// learned.
     pub(crate) fn use_neighbour(&mut self, index: Ifindex, address: IpAddr) {
         let (family, bytes) = match address {
             IpAddr::V4(v4) => (AF_INET, v4.octets().to_vec()),
             IpAddr::V6(v6) => (AF_INET6, v6.octets().to_vec()),
         };
         // struct ndmsg: family, padding, ifindex, state, flags, type
-        let mut body = vec![family, 0, 0, 0];
-        body.extend(index.to_ne_bytes());
-        body.extend([0, 0, NTF_USE, 0]);
-        attribute(&mut body, NDA_DST, &bytes);
-        if let Err(error) = self.route.request(RTM_NEWNEIGH, 0, &body, |_| Ok(())) {
+        let about = |flags| {
+            let mut body = vec![family, 0, 0, 0];
+            body.extend(index.to_ne_bytes());
+            body.extend([0, 0, flags, 0]);
+            attribute(&mut body, NDA_DST, &bytes);
+            body
+        };
+        let mut learned = false;
+        let asked = self.route.request(RTM_GETNEIGH, 0, &about(0), |message| {
+            learned = read::is_learned(message)?;
+            Ok(())
+        });
+        let told = asked.and_then(|()| match learned {
+            true => self.route.request(RTM_NEWNEIGH, 0, &about(NTF_USE), |_| Ok(())),
+            false => Ok(()),
+        });
+        if let Err(error) = told {
             // It is gone meanwhile, which an event says.
             tracing::debug!("neighbour {address}: {error}");
         }

@@ -299,6 +299,12 @@ pub(super) fn neighbour(message: &Message<'_>) -> io::Result<Option<ReadNeighbou
     Ok(dst.map(|address| ReadNeighbour { index, address, mac }))
 }
 
+/// Whether a neighbour was learned, and may be forgotten again: not set for good.
+pub(super) fn is_learned(message: &Message<'_>) -> io::Result<bool> {
+    let state = short(message.body, 8).ok_or_else(malformed)?;
+    Ok(state & NUD_USABLE != 0 && state & NUD_LASTING == 0)
+}
+
 /// Reads `RTM_NEWNEXTHOP` and `RTM_DELNEXTHOP`: its number, and what it is.
 pub(super) fn object(body: &[u8]) -> io::Result<(u32, Object)> {
     let flags = number(body, 4).ok_or_else(malformed)?;

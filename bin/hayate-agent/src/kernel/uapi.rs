@@ -103,6 +103,8 @@ pub(super) const NTF_USE: u8 = 1;
 pub(super) const NTF_PROXY: u8 = 8;
 /// REACHABLE, STALE, DELAY, PROBE, NOARP, PERMANENT.
 pub(super) const NUD_USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+/// NOARP, PERMANENT.
+pub(super) const NUD_LASTING: u16 = 0x40 | 0x80;
 
 // fib_rules.h
 pub(super) const FR_ACT_TO_TBL: u8 = 1;
