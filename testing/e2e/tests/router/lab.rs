@@ -52,6 +52,12 @@ impl Lab {
         let a = Endpoint::connect(&hayate.vhost("a", "left", "")?, OFFLOADS)?;
         let b = Endpoint::connect(&hayate.vhost("b", "right", "")?, OFFLOADS)?;
         let mut lab = Self { a, b, agent: None, router, hayate, channel };
+        // It is known where both are: what would go everywhere does not go past a router.
+        for (host, mac, router) in [(&mut lab.a, A, ROUTER[0]), (&mut lab.b, B, ROUTER[1])] {
+            let hello = [&router[..], &mac, &[0x88, 0xb5], &[0; 46]].concat();
+            ensure!(host.put(&[0; 12], &hello)?, "no room for a frame");
+            host.flush()?;
+        }
         lab.start_agent("")?;
         Ok(lab)
     }

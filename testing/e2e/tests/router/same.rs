@@ -1,7 +1,11 @@
 //! With and without a bypass: the same bytes at B, and the same answers at A.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
 
+use e2e::netns::Netns;
+use e2e::process::wait_for;
 use e2e::{Result, ensure};
 
 use crate::lab::{A, B, Lab, ROUTER, text};
@@ -10,55 +14,64 @@ use crate::packets::{
 };
 
 /// Packets in all, and between two looks at what came of them.
-const PACKETS: u32 = 24_000;
-const BATCH: u32 = 40;
+const PACKETS: u32 = 48_000;
+/// Few enough that a router has room for its answers to all of them.
+const BATCH: u32 = 16;
 
 /// What came of some packets: frames, and how many of each.
 type Came = BTreeMap<Vec<u8>, u32>;
 
-/// A router with two interfaces and a VLAN on each, neighbours that are known for good, and routes of
-/// every kind.
+/// A router with two interfaces and a VLAN on each, and routes of every kind. All neighbours are known
+/// for good: what waits for one that is not takes the room of other answers.
 pub fn set_up(source_check: u8) -> Result<Lab> {
     let (a, b) = (text(A), text(B));
-    let ip = format!(
+    let mut ip = format!(
         "link set r0 mtu 9000
-         link add link r0 name r0.10 type vlan id 10
-         link add link r1 name r1.20 type vlan id 20
          link set r0 up
          link set r1 up
-         link set r0.10 up
-         link set r1.20 up
          addr add 10.1.0.1/24 brd + dev r0
          addr add 10.2.0.1/24 brd + dev r1
-         addr add 10.1.10.1/24 brd + dev r0.10
-         addr add 10.2.20.1/24 brd + dev r1.20
          addr add fd00:1::1/64 dev r0 nodad
          addr add fd00:2::1/64 dev r1 nodad
-         addr add fd00:1:a::1/64 dev r0.10 nodad
-         addr add fd00:2:14::1/64 dev r1.20 nodad
          neigh add 10.1.0.2 lladdr {a} dev r0 nud permanent
          neigh add 10.2.0.2 lladdr {b} dev r1 nud permanent
-         neigh add 10.1.10.2 lladdr {a} dev r0.10 nud permanent
-         neigh add 10.2.20.2 lladdr {b} dev r1.20 nud permanent
          neigh add fd00:1::2 lladdr {a} dev r0 nud permanent
          neigh add fd00:2::2 lladdr {b} dev r1 nud permanent
-         neigh add fd00:1:a::2 lladdr {a} dev r0.10 nud permanent
-         neigh add fd00:2:14::2 lladdr {b} dev r1.20 nud permanent
+         neigh add fe80::77 lladdr {a} dev r0 nud permanent
          neigh add fe80::b lladdr {b} dev r1 nud permanent
          route add 192.168.0.0/16 via 10.2.0.2
-         route add 192.168.200.0/24 via 10.2.20.2
          route add 172.16.0.0/16 via 10.1.0.2
          route add blackhole 198.18.0.0/24
          route add unreachable 198.18.1.0/24
          route add prohibit 198.18.2.0/24
          route add fd00:4d::/32 via fd00:1::2
          route add 2001:db8:1::/48 via fd00:2::2
-         route add 2001:db8:2::/48 via fd00:2:14::2
          route add 2001:db8:3::/48 via fe80::b dev r1
          route add blackhole 2001:db8:18::/48
          route add unreachable 2001:db8:19::/48
          route add prohibit 2001:db8:1a::/48"
     );
+    // Not every kernel has them. What is sent into a VLAN is the router's to drop, then.
+    if Netns::new()?.ip("link add link lo name lo.1 type vlan id 1").is_ok() {
+        let _ = write!(
+            ip,
+            "
+             link add link r0 name r0.10 type vlan id 10
+             link add link r1 name r1.20 type vlan id 20
+             link set r0.10 up
+             link set r1.20 up
+             addr add 10.1.10.1/24 brd + dev r0.10
+             addr add 10.2.20.1/24 brd + dev r1.20
+             addr add fd00:1:a::1/64 dev r0.10 nodad
+             addr add fd00:2:14::1/64 dev r1.20 nodad
+             neigh add 10.1.10.2 lladdr {a} dev r0.10 nud permanent
+             neigh add 10.2.20.2 lladdr {b} dev r1.20 nud permanent
+             neigh add fd00:1:a::2 lladdr {a} dev r0.10 nud permanent
+             neigh add fd00:2:14::2 lladdr {b} dev r1.20 nud permanent
+             route add 192.168.200.0/24 via 10.2.20.2
+             route add 2001:db8:2::/48 via fd00:2:14::2"
+        );
+    }
     // Rates of ICMP errors are not what is compared here.
     let shell = format!(
         "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 \
@@ -74,6 +87,12 @@ pub fn set_up(source_check: u8) -> Result<Lab> {
         let router = &shown["router"];
         router["policy"] == "plain" && router["prefixes"].as_u64() > Some(30)
     })?;
+    // Until it has its link-local addresses it answers from others.
+    wait_for("addresses of the links", Duration::from_secs(20), || {
+        let tentative = lab.router.ip("-6 addr show")?;
+        let links = lab.router.ip("-6 addr show scope link")?;
+        Ok((!tentative.contains("tentative") && links.matches("fe80::").count() >= 2).then_some(()))
+    })?;
     Ok(lab)
 }
 
@@ -83,6 +102,8 @@ pub fn packets(lab: &mut Lab) -> Result<String> {
     let mut rng = Rng::new(20);
     let all: Vec<Sent> = (0..PACKETS).map(|n| random(&mut rng, link, n)).collect();
     lab.bypass(false)?;
+    // Linux answers some packets only the first time.
+    pass(lab, &all)?;
     let without = pass(lab, &all)?;
     lab.bypass(true)?;
     let before = lab.bypassed()?;
@@ -98,8 +119,11 @@ pub fn packets(lab: &mut Lab) -> Result<String> {
         forwarded += without[1].values().sum::<u32>();
     }
     // Of those that reach B a part must have gone past the router, or nothing was compared.
-    ensure!(forwarded > PACKETS / 4, "only {forwarded} of {PACKETS} frames reached B");
-    ensure!(bypassed > u64::from(PACKETS / 4), "only {bypassed} of {PACKETS} went past the router");
+    ensure!(forwarded > PACKETS / 8, "only {forwarded} of {PACKETS} frames reached B");
+    ensure!(
+        bypassed > u64::from(PACKETS / 10),
+        "only {bypassed} of {PACKETS} went past the router"
+    );
     ensure!(answers > PACKETS / 50, "only {answers} answers");
     Ok(format!(
         "{PACKETS} packets: {forwarded} frames at B, {answers} answers at A, the same each time; \
@@ -181,16 +205,25 @@ fn is_of_interest(frame: &[u8]) -> bool {
     from_router && ethertype != [0x08, 0x06] && !discovery && !listener
 }
 
-/// The header as far as it says something, and the frame. Of the router's own IPv4 packets (ICMP) the
-/// identification is a counter: it is left out, once the checksum over it was found right.
+/// The header as far as it says something, and the frame. Of the router's own packets (ICMP) the
+/// identification is a counter, or a number at random in fragments of IPv6: it is left out, once the
+/// checksum over it, if there is one, was found right.
 fn comparable(header: &[u8; 12], mut frame: Vec<u8>) -> Vec<u8> {
     let (l3, ethertype) = network(&frame);
     let source: [u8; 4] =
         frame.get(l3 + 12..l3 + 16).and_then(|a| a.try_into().ok()).unwrap_or_default();
     let own = [[10, 1, 0, 1], [10, 2, 0, 1], [10, 1, 10, 1], [10, 2, 20, 1]];
-    if ethertype == [8, 0] && own.contains(&source) && sum(&frame[l3..l3 + 20]) == 0xffff {
-        frame[l3 + 4..l3 + 6].fill(0);
-        frame[l3 + 10..l3 + 12].fill(0);
+    if ethertype == [8, 0] && own.contains(&source) {
+        let header = frame.len().min(l3 + 4 * usize::from(frame[l3] & 15));
+        if sum(&frame[l3..header]) == 0xffff {
+            frame[l3 + 4..l3 + 6].fill(0);
+            frame[l3 + 10..l3 + 12].fill(0);
+        }
+    }
+    let fragment = ethertype == [0x86, 0xdd] && frame.get(l3 + 6) == Some(&44);
+    let interface = [0, 0, 0, 0, 0, 0, 0, 1];
+    if fragment && frame.get(l3 + 16..l3 + 24) == Some(&interface[..]) && frame.len() > l3 + 48 {
+        frame[l3 + 44..l3 + 48].fill(0);
     }
     let [flags, gso, _, _, size0, size1, start0, start1, offset0, offset1, ..] = *header;
     // Only with its flag have the checksum's fields a meaning.
