@@ -12,8 +12,8 @@ help: ## this list
 setup: ## install what demo and tests need (Debian packages; QEMU and a guest kernel into build/)
 	@testing/e2e/setup.sh
 
-build: ## the daemon and command: target/release/hayate
-	$(CARGO) build --release -p hayate
+build: ## daemon, command and agent: target/release/hayate, hayate-agent
+	$(CARGO) build --release -p hayate -p hayate-agent
 
 AGENT_TARGET ?= x86_64-unknown-linux-gnu
 
