@@ -15,19 +15,26 @@ const IPPROTO_HOPOPTS: u8 = 0;
 
 /// A packet that a router forwards by its destination alone: what is needed of its headers, which stay
 /// in the beginning of the frame that it was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
-    /// IPv4 or IPv6.
-    pub version: Version,
-    /// TTL or hop limit: so many routers less one forward it.
-    pub hops: u8,
-    /// Offset of the IP header in the frame.
-    l3: u8,
-    /// Length from there on, bytes, as the header says: what follows is padding, which a router
-    /// does not pass on.
-    length: u32,
-    /// Length of the largest packet it is to be cut into; its own without segmentation offload.
-    largest: u32,
+///
+/// One word, so that it is handed on in a register: as a struct of small fields it was written to
+/// memory piece by piece and read back as a whole, for which a processor has to wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Packet(u64);
+
+/// Where a field of [`Packet`] begins, and its bits.
+type Field = (u32, u32);
+/// Offset of the IP header in the frame.
+const L3: Field = (0, 8);
+const HOPS: Field = (8, 8);
+/// Length from there on, bytes, as the header says: what follows is padding, which a router does not
+/// pass on.
+const LENGTH: Field = (16, 17);
+/// Length of the largest packet it is to be cut into; its own without segmentation offload.
+const LARGEST: Field = (33, 17);
+const IS_V6: Field = (50, 1);
+
+const fn field(value: u64, (from, _): Field) -> u64 {
+    value << from
 }
 
 /// Why a packet is the router's own business.
@@ -64,7 +71,14 @@ impl Packet {
             ETH_P_IPV6 => parse_v6(ip)?,
             _ => return Err(Unroutable::NotIp),
         };
-        let packet = Packet { version, hops, l3: l3 as u8, length, largest: length };
+        let length = u64::from(length);
+        let packet = Packet(
+            field(l3 as u64, L3)
+                | field(hops.into(), HOPS)
+                | field(length, LENGTH)
+                | field(length, LARGEST)
+                | field((version == Version::V6).into(), IS_V6),
+        );
         if packet.frame_len() > frame_len {
             return Err(Unroutable::Malformed);
         }
@@ -75,7 +89,7 @@ impl Packet {
     #[cold]
     #[inline(never)]
     fn unfinished(self, frame_len: usize, offload: &Checked) -> Result<Packet, Unroutable> {
-        let mut largest = self.length;
+        let mut largest = self.get(LENGTH);
         if let Some(csum) = offload.csum {
             // What is still to be done must not lie in the padding.
             let field = usize::from(csum.start) + usize::from(csum.offset) + 2;
@@ -87,10 +101,30 @@ impl Packet {
             if self.frame_len() != frame_len {
                 return Err(Unroutable::Malformed);
             }
-            let one = u32::from(gso.header_len).saturating_sub(self.l3.into());
-            largest = largest.min(one + u32::from(gso.size));
+            let one = usize::from(gso.header_len).saturating_sub(self.l3());
+            largest = largest.min(one + usize::from(gso.size));
         }
-        Ok(Packet { largest, ..self })
+        let rest = self.0 & !field((1 << LARGEST.1) - 1, LARGEST);
+        Ok(Packet(rest | field(largest as u64, LARGEST)))
+    }
+
+    #[inline(always)]
+    fn get(self, (from, bits): Field) -> usize {
+        (self.0 >> from & ((1 << bits) - 1)) as usize
+    }
+
+    /// IPv4 or IPv6.
+    #[inline(always)]
+    #[must_use]
+    pub fn version(self) -> Version {
+        if self.get(IS_V6) == 0 { Version::V4 } else { Version::V6 }
+    }
+
+    /// TTL or hop limit: so many routers less one forward it.
+    #[inline(always)]
+    #[must_use]
+    pub fn hops(self) -> u8 {
+        self.get(HOPS) as u8
     }
 
     /// Where it comes from; `head` is the beginning of its frame.
@@ -106,8 +140,8 @@ impl Packet {
     }
 
     fn addresses(self, head: &[u8]) -> (IpAddr, IpAddr) {
-        let ip = head.get(self.l3.into()..).unwrap_or_default();
-        match self.version {
+        let ip = head.get(self.l3()..).unwrap_or_default();
+        match self.version() {
             Version::V4 => {
                 let of = |at| ip.get(at..).and_then(<[u8]>::first_chunk::<4>).copied();
                 let [source, destination] = [12, 16].map(|at| of(at).unwrap_or_default().into());
@@ -125,8 +159,8 @@ impl Packet {
     #[inline(always)]
     #[must_use]
     pub fn address_words(self, head: &[u8]) -> [u64; 4] {
-        let l3 = usize::from(self.l3);
-        match self.version {
+        let l3 = self.l3();
+        match self.version() {
             Version::V4 => {
                 let both = head.get(l3 + 12..).and_then(<[u8]>::first_chunk::<8>);
                 // No IPv6 packet that is forwarded goes to `::`.
@@ -148,30 +182,30 @@ impl Packet {
     #[inline]
     #[must_use]
     pub fn fits(self, mtu: usize) -> bool {
-        self.largest as usize <= mtu
+        self.get(LARGEST) <= mtu
     }
 
     /// Offset of what follows the IP header.
     #[inline]
     pub(crate) fn l4(self) -> usize {
-        let header = match self.version {
+        let header = match self.version() {
             Version::V4 => IPV4_HLEN,
             Version::V6 => IPV6_HLEN,
         };
-        usize::from(self.l3) + header
+        self.l3() + header
     }
 
     /// Length of the frame without padding, bytes: what routers pass on.
     #[inline]
     #[must_use]
     pub fn frame_len(self) -> usize {
-        usize::from(self.l3) + self.length as usize
+        self.l3() + self.get(LENGTH)
     }
 
     /// Offset of the IP header.
     #[inline]
     pub(crate) fn l3(self) -> usize {
-        self.l3.into()
+        self.get(L3)
     }
 
     /// Does to the frame what so many routers do: counts hops down, and addresses it from the last
@@ -184,8 +218,8 @@ impl Packet {
             to.copy_from_slice(&destination.0);
             from.copy_from_slice(&source.0);
         }
-        let Some(ip) = bytes.get_mut(self.l3.into()..) else { return };
-        match self.version {
+        let Some(ip) = bytes.get_mut(self.l3()..) else { return };
+        match self.version() {
             Version::V4 => {
                 if let Some([_, _, _, _, _, _, _, _, ttl, _, c0, c1]) = ip.first_chunk_mut() {
                     *ttl = ttl.saturating_sub(routers);
@@ -255,6 +289,18 @@ fn parse_v6(ip: &[u8]) -> Result<(Version, u8, u32), Unroutable> {
         return Err(Unroutable::Address);
     }
     Ok((Version::V6, hops, IPV6_HLEN as u32 + u32::from(u16::from_be_bytes([l0, l1]))))
+}
+
+impl std::fmt::Debug for Packet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Packet")
+            .field("version", &self.version())
+            .field("hops", &self.hops())
+            .field("l3", &self.l3())
+            .field("length", &self.get(LENGTH))
+            .field("largest", &self.get(LARGEST))
+            .finish()
+    }
 }
 
 /// The header checksum after the TTL was counted down so many times: RFC 1624, and of the two

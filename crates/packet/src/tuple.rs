@@ -43,7 +43,7 @@ impl Packet {
     /// `head` is the beginning of the frame it was read from.
     pub fn tuple(self, head: &[u8], offload: &Checked) -> Option<Tuple> {
         let ip = head.get(self.l3()..)?;
-        let protocol = match self.version {
+        let protocol = match self.version() {
             Version::V4 if be16(ip, 6)? & FRAGMENT != 0 => return None,
             Version::V4 => *ip.get(9)?,
             Version::V6 => *ip.get(6)?,
@@ -100,7 +100,7 @@ impl Packet {
         }
         put_be16(head, l4, to.source_port);
         put_be16(head, l4 + 2, to.destination_port);
-        let (at, len) = match self.version {
+        let (at, len) = match self.version() {
             Version::V4 => {
                 let field = self.l3() + 10;
                 if let Some(old) = be16(head, field) {

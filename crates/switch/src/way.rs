@@ -173,7 +173,7 @@ impl Flow {
     #[inline]
     pub(crate) fn of(snapshot: &Snapshot, head: &[u8], packet: Packet, offload: &Checked) -> Self {
         let (source, destination) = (packet.source(head), packet.destination(head));
-        let version = packet.version;
+        let version = packet.version();
         let tuple = if snapshot.connections { packet.tuple(head, offload) } else { None };
         let hash = if snapshot.multipath { packet::flow_hash(head) } else { 0 };
         Self { version, source, destination, tuple, hash }
@@ -207,7 +207,7 @@ impl Routed {
     /// Whether every router on the way would have sent the packet on.
     #[inline]
     pub(crate) fn takes(&self, packet: Packet) -> bool {
-        packet.hops > self.routers && packet.fits(self.mtu as usize)
+        packet.hops() > self.routers && packet.fits(self.mtu as usize)
     }
 }
 
@@ -418,7 +418,7 @@ impl Snapshot {
             });
         }
         if routers > 0 {
-            let all = if usize::from(packet.hops) <= routers {
+            let all = if usize::from(packet.hops()) <= routers {
                 Err(NotBypassed::Hops)
             } else if !packet.fits(mtu as usize) {
                 Err(NotBypassed::Mtu)

@@ -121,7 +121,7 @@ mod tests {
                         let packet = Packet::parse(&frame, frame.len(), &Checked::PLAIN).unwrap();
                         let ends = (packet.source(&frame), packet.destination(&frame));
                         assert_eq!(ends, (flow.src, flow.dst));
-                        assert_eq!(packet.hops, 9);
+                        assert_eq!(packet.hops(), 9);
                         if header > 0 && length >= ip + header {
                             let addresses = [octets(flow.src), octets(flow.dst)].concat();
                             let payload = &frame[14 + tag + ip..];
