@@ -2,9 +2,11 @@
 //! deal with: RFC 1812, 5.2 and 5.3; RFC 8200; as Linux does it (`ip_rcv`, `ip_forward`,
 //! `ip6_forward`), byte for byte.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::eth::{ETH_P_IP, ETH_P_IPV6, ETHERTYPE_OFFSET, Mac, VLAN_HLEN, is_tag_protocol};
+use crate::eth::{
+    ETH_P_IP, ETH_P_IPV6, ETHERTYPE_OFFSET, Mac, VLAN_HLEN, is_tag_protocol, network_layer,
+};
 use crate::ip::Version;
 use crate::vnet::Checked;
 use crate::{Head, be16};
@@ -57,19 +59,38 @@ impl Packet {
     ///
     /// # Errors
     /// See [`Unroutable`].
-    #[inline(always)]
+    #[inline]
     pub fn parse(head: &[u8], frame_len: usize, offload: &Checked) -> Result<Packet, Unroutable> {
+        let packet = Self::read(head, frame_len, offload).ok_or_else(|| why_not(head))?;
+        let never = match packet.addresses(head) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                never_v4(source) || never_v4(destination)
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let mapped = source.to_ipv4_mapped().is_some();
+                never_v6(source) || never_v6(destination) || mapped
+            }
+            _ => true,
+        };
+        if never { Err(Unroutable::Address) } else { Ok(packet) }
+    }
+
+    /// The same for a packet of which nothing but its addresses may be wrong: for those that have
+    /// been looked at in another packet. `None` for all that [`Packet::parse`] refuses, and some
+    /// that it does not.
+    #[inline(always)]
+    pub fn read(head: &[u8], frame_len: usize, offload: &Checked) -> Option<Packet> {
         let mut l3 = ETHERTYPE_OFFSET + 2;
-        let mut ethertype = be16(head, ETHERTYPE_OFFSET).ok_or(Unroutable::NotIp)?;
+        let mut ethertype = be16(head, ETHERTYPE_OFFSET)?;
         if is_tag_protocol(ethertype) {
             l3 += VLAN_HLEN;
-            ethertype = be16(head, l3 - 2).ok_or(Unroutable::NotIp)?;
+            ethertype = be16(head, l3 - 2)?;
         }
-        let ip = head.get(l3..).ok_or(Unroutable::NotIp)?;
+        let ip = head.get(l3..)?;
         let (version, hops, length) = match ethertype {
-            ETH_P_IP => parse_v4(ip)?,
-            ETH_P_IPV6 => parse_v6(ip)?,
-            _ => return Err(Unroutable::NotIp),
+            ETH_P_IP => read_v4(ip)?,
+            ETH_P_IPV6 => read_v6(ip)?,
+            _ => return None,
         };
         let length = u64::from(length);
         let packet = Packet(
@@ -80,32 +101,36 @@ impl Packet {
                 | field((version == Version::V6).into(), IS_V6),
         );
         if packet.frame_len() > frame_len {
-            return Err(Unroutable::Malformed);
+            return None;
         }
-        if *offload == Checked::PLAIN { Ok(packet) } else { packet.unfinished(frame_len, offload) }
+        if *offload == Checked::PLAIN {
+            Some(packet)
+        } else {
+            packet.unfinished(frame_len, offload)
+        }
     }
 
     /// Of a frame that leaves something to do.
     #[cold]
     #[inline(never)]
-    fn unfinished(self, frame_len: usize, offload: &Checked) -> Result<Packet, Unroutable> {
+    fn unfinished(self, frame_len: usize, offload: &Checked) -> Option<Packet> {
         let mut largest = self.get(LENGTH);
         if let Some(csum) = offload.csum {
             // What is still to be done must not lie in the padding.
             let field = usize::from(csum.start) + usize::from(csum.offset) + 2;
             if field > self.frame_len() {
-                return Err(Unroutable::Malformed);
+                return None;
             }
         }
         if let Some(gso) = offload.gso {
             if self.frame_len() != frame_len {
-                return Err(Unroutable::Malformed);
+                return None;
             }
             let one = usize::from(gso.header_len).saturating_sub(self.l3());
             largest = largest.min(one + usize::from(gso.size));
         }
         let rest = self.0 & !field((1 << LARGEST.1) - 1, LARGEST);
-        Ok(Packet(rest | field(largest as u64, LARGEST)))
+        Some(Packet(rest | field(largest as u64, LARGEST)))
     }
 
     #[inline(always)]
@@ -210,8 +235,41 @@ impl Packet {
 
     /// Does to the frame what so many routers do: counts hops down, and addresses it from the last
     /// router to the next machine. The caller has seen to it that there are more [`Packet::hops`].
-    #[inline]
+    #[inline(always)]
     pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
+        let l3 = self.l3();
+        if l3 == ETHERTYPE_OFFSET + 2
+            && let Some(words) = head.bytes().first_chunk::<32>()
+        {
+            let [_, second, third, fourth] = words.as_chunks::<8>().0 else { return };
+            let [_, _, _, _, rest @ ..] = *second;
+            let [c0, c1, ..] = *fourth;
+            let (third, fourth) = (u64::from_le_bytes(*third), u64::from_le_bytes(*fourth));
+            // Nothing is borrowed from the byte behind it: there are more hops.
+            let (third, fourth) = match self.version() {
+                Version::V4 => {
+                    let sum = count_down(u16::from_be_bytes([c0, c1]), routers);
+                    let fourth = fourth & !0xffff | u64::from(sum.swap_bytes());
+                    (third.wrapping_sub(u64::from(routers) << 48), fourth)
+                }
+                Version::V6 => (third.wrapping_sub(u64::from(routers) << 40), fourth),
+            };
+            let [Mac([d0, d1, d2, d3, d4, d5]), Mac([s0, s1, s2, s3, s4, s5])] =
+                [destination, source];
+            let [r0, r1, r2, r3] = rest;
+            head.set_front([
+                u64::from_le_bytes([d0, d1, d2, d3, d4, d5, s0, s1]),
+                u64::from_le_bytes([s2, s3, s4, s5, r0, r1, r2, r3]),
+                third,
+                fourth,
+            ]);
+            return;
+        }
+        self.forward_tagged(head, routers, source, destination);
+    }
+
+    #[inline(never)]
+    fn forward_tagged(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
         let bytes = head.bytes_mut();
         if let Some(macs) = bytes.first_chunk_mut::<ETHERTYPE_OFFSET>() {
             let (to, from) = macs.split_at_mut(6);
@@ -238,57 +296,57 @@ impl Packet {
 
 /// Version, hops and length of an IPv4 packet.
 #[inline(always)]
-fn parse_v4(ip: &[u8]) -> Result<(Version, u8, u32), Unroutable> {
-    let header: &[u8; IPV4_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
-    let [v, _, l0, l1, _, _, _, _, hops, _, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = *header;
-    match v {
-        0x45 => {}
-        0x46..=0x4f => return Err(Unroutable::Options),
-        _ => return Err(Unroutable::Malformed),
-    }
-    let length = u16::from_be_bytes([l0, l1]);
+fn read_v4(ip: &[u8]) -> Option<(Version, u8, u32)> {
+    let header: &[u8; IPV4_HLEN] = ip.first_chunk()?;
+    let [v, _, l0, l1, _, _, _, _, hops, ..] = *header;
+    let length = u32::from(u16::from_be_bytes([l0, l1]));
     let (words, _) = header.as_chunks::<4>();
     let sum = words.iter().fold(0u64, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
     // Folded it is all ones, in the machine's byte order as well as in the network's.
-    if usize::from(length) < IPV4_HLEN || sum % 0xffff != 0 {
-        return Err(Unroutable::Malformed);
-    }
-    let never = |[first, rest @ ..]: [u8; 4]| {
-        first == 0 || first == 127 || first & 0xf0 == 224 || first == 255 && rest == [255; 3]
-    };
-    if never([s0, s1, s2, s3]) || never([d0, d1, d2, d3]) {
-        return Err(Unroutable::Address);
-    }
-    Ok((Version::V4, hops, length.into()))
+    let whole = sum % 0xffff == 0;
+    (v == 0x45 && length >= IPV4_HLEN as u32 && whole).then_some((Version::V4, hops, length))
 }
 
 /// Version, hops and length of an IPv6 packet.
-#[inline(never)]
-fn parse_v6(ip: &[u8]) -> Result<(Version, u8, u32), Unroutable> {
-    let header: &[u8; IPV6_HLEN] = ip.first_chunk().ok_or(Unroutable::Malformed)?;
-    let [first, addresses @ ..] = header.as_chunks::<8>().0 else {
-        return Err(Unroutable::Malformed);
-    };
-    let [v, _, _, _, l0, l1, next, hops] = *first;
-    if v >> 4 != 6 {
-        return Err(Unroutable::Malformed);
+#[inline(always)]
+fn read_v6(ip: &[u8]) -> Option<(Version, u8, u32)> {
+    let header: &[u8; IPV6_HLEN] = ip.first_chunk()?;
+    let [v, _, _, _, l0, l1, next, hops, ..] = *header;
+    let length = IPV6_HLEN as u32 + u32::from(u16::from_be_bytes([l0, l1]));
+    (v >> 4 == 6 && next != IPPROTO_HOPOPTS).then_some((Version::V6, hops, length))
+}
+
+/// Why a frame could not be read.
+#[cold]
+fn why_not(head: &[u8]) -> Unroutable {
+    match network_layer(head) {
+        Some((ETH_P_IP, at)) if matches!(head.get(at), Some(0x46..=0x4f)) => Unroutable::Options,
+        Some((ETH_P_IPV6, at))
+            if head.get(at).is_some_and(|v| v >> 4 == 6)
+                && head.get(at + 6) == Some(&IPPROTO_HOPOPTS) =>
+        {
+            Unroutable::Options
+        }
+        Some((ETH_P_IP | ETH_P_IPV6, at)) if at <= ETHERTYPE_OFFSET + 2 + VLAN_HLEN => {
+            Unroutable::Malformed
+        }
+        _ => Unroutable::NotIp,
     }
-    if next == IPPROTO_HOPOPTS {
-        return Err(Unroutable::Options);
-    }
-    let (addresses, _) = addresses.as_flattened().as_chunks::<16>();
-    let [source, destination] = *addresses else { return Err(Unroutable::Malformed) };
-    let (source, destination) = (Ipv6Addr::from(source), Ipv6Addr::from(destination));
-    let never = |address: Ipv6Addr| {
-        address.is_unspecified()
-            || address.is_loopback()
-            || address.is_multicast()
-            || address.is_unicast_link_local()
-    };
-    if never(source) || never(destination) || source.to_ipv4_mapped().is_some() {
-        return Err(Unroutable::Address);
-    }
-    Ok((Version::V6, hops, IPV6_HLEN as u32 + u32::from(u16::from_be_bytes([l0, l1]))))
+}
+
+/// Never forwarded: "this network", loopback, multicast, broadcast.
+fn never_v4(address: Ipv4Addr) -> bool {
+    address.octets()[0] == 0
+        || address.is_loopback()
+        || address.is_multicast()
+        || address.is_broadcast()
+}
+
+fn never_v6(address: Ipv6Addr) -> bool {
+    address.is_unspecified()
+        || address.is_loopback()
+        || address.is_multicast()
+        || address.is_unicast_link_local()
 }
 
 impl std::fmt::Debug for Packet {

@@ -148,6 +148,29 @@ impl Cache {
         self.memo.way(snapshot, arrival, now_ms, &mut self.held)
     }
 
+    /// Whether a frame is to the same router as the last one that bypassed one: worth a look at
+    /// [`Cache::route_again`] instead of [`Cache::lookup`].
+    #[inline(always)]
+    pub fn expects_route(&self, head: &[u8]) -> bool {
+        self.memo.expects(head)
+    }
+
+    /// As [`Cache::route`], without a verdict on the frame, if all about it is remembered; `packet`
+    /// needs only be read ([`Packet::read`]).
+    #[inline(always)]
+    pub fn route_again(
+        &mut self,
+        snapshot: &Snapshot,
+        in_port: PortId,
+        head: &[u8],
+        (packet, offload): (Packet, &Checked),
+        now_ms: u64,
+    ) -> Option<(&Routed, Option<&Tuple>)> {
+        let (to, key) = ((in_port, VlanEdit::Keep), Key::of(in_port, head));
+        let arrival = Arrival { to, head, packet, offload, key };
+        self.memo.again(snapshot, arrival, now_ms)
+    }
+
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about
     /// once a second, and before a worker rests.
     #[inline]

@@ -10,6 +10,7 @@
 //! goes, or [`Memo::settle`] is called. The counters of routers are the only thing here that workers
 //! share.
 
+use packet::ip::Version;
 use packet::route::Packet;
 use packet::tuple::Tuple;
 use packet::{Checked, VlanEdit};
@@ -35,7 +36,13 @@ pub(crate) struct Memo {
     worth: Worth,
     /// Entries that may have counted something, each once.
     counted: Vec<u32>,
+    /// Destination of the last frame that bypassed a router, first six bytes shifted up; or
+    /// [`NOBODY`].
+    gateway: u64,
 }
+
+/// Shifted up, no address is this.
+const NOBODY: u64 = u64::MAX;
 
 /// Two cache lines.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,8 +75,10 @@ struct Details {
 #[repr(C)]
 struct About {
     key: Key,
-    addresses: [u64; 4],
+    /// Of its flow, if that matters, and the version of IP.
     flow: u64,
+    /// Its addresses: of IPv4 both in the first.
+    addresses: [u64; 4],
 }
 
 /// A packet for a router.
@@ -97,6 +106,7 @@ impl Default for Memo {
             seed: Seed::random(),
             worth: Worth::default(),
             counted: Vec::new(),
+            gateway: NOBODY,
         }
     }
 }
@@ -121,6 +131,40 @@ impl Memo {
             Some(number) => number,
             None => self.work_out(snapshot, &Arrival { ..arrival }, key, now_ms, held)?,
         };
+        self.gateway = gateway(arrival.head);
+        self.taken(number, packet)
+    }
+
+    /// Whether a frame is to the same router as the last one that bypassed one.
+    #[inline(always)]
+    pub(crate) fn expects(&self, head: &[u8]) -> bool {
+        gateway(head) == self.gateway
+    }
+
+    /// The way of such a frame, if it is remembered. That the packet's addresses are such as are
+    /// forwarded was seen when it was worked out.
+    #[inline(always)]
+    pub(crate) fn again(
+        &mut self,
+        snapshot: &Snapshot,
+        arrival: Arrival<'_>,
+        now_ms: u64,
+    ) -> Option<Found<'_>> {
+        let found = arrival
+            .key
+            .and_then(|key| self.find(&About::new(key, snapshot, &arrival), snapshot, now_ms));
+        match found {
+            Some(number) => self.taken(number, arrival.packet),
+            None => {
+                self.gateway = NOBODY;
+                None
+            }
+        }
+    }
+
+    /// What is remembered there, for a packet that may take it; counts it then.
+    #[inline(always)]
+    fn taken(&mut self, number: usize, packet: Packet) -> Option<Found<'_>> {
         let entry = self.entries.get_mut(number)?;
         if !entry.routed.takes(packet) {
             return None;
@@ -167,6 +211,7 @@ impl Memo {
         held: &mut Held,
     ) -> Option<Found<'_>> {
         let way = snapshot.way(arrival, now_ms, held);
+        self.gateway = NOBODY;
         if !way.routed.takes(arrival.packet) {
             return None;
         }
@@ -247,11 +292,17 @@ impl Memo {
 }
 
 impl About {
+    /// The version of IP, in `flow`.
+    const V6: u64 = 1 << 62;
+
     #[inline(always)]
     fn new(key: Key, snapshot: &Snapshot, arrival: &Arrival<'_>) -> Self {
-        let addresses = arrival.packet.address_words(arrival.head);
+        let version = match arrival.packet.version() {
+            Version::V4 => 0,
+            Version::V6 => Self::V6,
+        };
         let flow = if snapshot.flows_matter() { flow(snapshot, arrival) } else { 0 };
-        Self { key, addresses, flow }
+        Self { key, flow: version | flow, addresses: arrival.packet.address_words(arrival.head) }
     }
 
     /// Whether it is the same: word by word, as it lies in registers.
@@ -259,16 +310,23 @@ impl About {
     fn is(&self, other: &About) -> bool {
         let [a, b, c, d] = self.addresses;
         let [e, f, g, h] = other.addresses;
-        let addresses = (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h);
-        self.key.difference(other.key) | addresses | (self.flow ^ other.flow) == 0
+        let first = self.key.difference(other.key) | (self.flow ^ other.flow) | (a ^ e);
+        first == 0 && (other.flow & Self::V6 == 0 || (b ^ f) | (c ^ g) | (d ^ h) == 0)
     }
 
     #[inline(always)]
     fn hash(&self, seed: Seed) -> usize {
         let [a, b, c, d] = self.addresses;
-        let one = a ^ b.rotate_left(24) ^ self.flow.rotate_left(16);
-        seed.hash_once(one ^ self.key.word(), c.rotate_left(40) ^ d ^ one)
+        let rest =
+            if self.flow & Self::V6 == 0 { 0 } else { b ^ c.rotate_left(21) ^ d.rotate_left(42) };
+        seed.hash_once(a ^ self.flow.rotate_left(16), self.key.word() ^ rest)
     }
+}
+
+/// The destination of a frame, shifted up.
+#[inline(always)]
+fn gateway(head: &[u8]) -> u64 {
+    head.first_chunk().map_or(0, |begin| u64::from_le_bytes(*begin) << 16)
 }
 
 /// Of a connection exactly; else what decides between several ways.

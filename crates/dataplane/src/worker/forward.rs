@@ -3,8 +3,9 @@
 use guestmem::GuestSlice;
 use packet::eth::ETH_HLEN;
 use packet::route::Packet;
+use packet::tuple::Tuple;
 use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
-use switch::{Cache, DropReason, Flood, PortId, Snapshot, Verdict};
+use switch::{Cache, DropReason, Flood, PortId, Routed, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
@@ -64,14 +65,23 @@ impl Lookup<'_> {
         let reason = match accept(&mut frame, &header, sender) {
             Ok(()) => {
                 let (id, now) = (sender.port.id, self.now_ms);
-                let to = match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
-                    Verdict::Forward { port, edit } => {
-                        apply(edit, &mut frame);
-                        Ok(port)
-                    }
-                    Verdict::Router { port, edit } => Ok(self.bypass(id, (port, edit), &mut frame)),
-                    Verdict::Flood(members) => return self.flood(members, sender, &frame, egress),
-                    Verdict::Drop(reason) => Err(reason),
+                let expected = self.cache.expects_route(frame.head.bytes());
+                let again = if expected { self.again(id, &mut frame) } else { None };
+                let to = match again {
+                    Some(to) => Ok(to),
+                    None => match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
+                        Verdict::Forward { port, edit } => {
+                            apply(edit, &mut frame);
+                            Ok(port)
+                        }
+                        Verdict::Router { port, edit } => {
+                            Ok(self.bypass(id, (port, edit), &mut frame))
+                        }
+                        Verdict::Flood(members) => {
+                            return self.flood(members, sender, &frame, egress);
+                        }
+                        Verdict::Drop(reason) => Err(reason),
+                    },
                 };
                 match to {
                     Ok(to) => return egress.send(to, &mut frame, sender.counters),
@@ -94,32 +104,29 @@ impl Lookup<'_> {
     ) -> PortId {
         let Lookup { switch, cache, now_ms, .. } = self;
         let head = frame.head.bytes();
-        let way = match Packet::parse(head, frame.len, &frame.offload) {
-            // Routers send on what they received without the padding behind it. More than that they
-            // deal with themselves.
-            Ok(packet) if packet.frame_len() == frame.len || frame.len == head.len() => {
-                let of = (packet, &frame.offload);
-                let way = cache.route(switch, (from, router, edit), head, of, *now_ms);
-                way.map(|way| (packet, way))
-            }
-            _ => None,
-        };
-        let Some((packet, (way, translated))) = way else {
-            apply(edit, frame);
-            return router;
-        };
-        if packet.frame_len() < frame.len {
-            frame.len = packet.frame_len();
-            frame.head.truncate(frame.len);
-        }
-        if let Some(to) = translated
-            && let Some(tuple) = packet.tuple(frame.head.bytes(), &frame.offload)
+        if let Ok(packet) = Packet::parse(head, frame.len, &frame.offload)
+            && has_only_padding(packet, frame)
+            && let of = (packet, &frame.offload)
+            && let Some(way) = cache.route(switch, (from, router, edit), head, of, *now_ms)
         {
-            packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, to);
+            return rewrite(packet, way, frame);
         }
-        packet.forward(frame.head, way.routers, way.source, way.destination);
-        apply(way.edit, frame);
-        way.port
+        apply(edit, frame);
+        router
+    }
+
+    /// The same for a frame like one that did so just now; `None`: it has to be looked at as any
+    /// other.
+    #[inline(never)]
+    fn again(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
+        let Lookup { switch, cache, now_ms, .. } = self;
+        let head = frame.head.bytes();
+        let packet = Packet::read(head, frame.len, &frame.offload)?;
+        if !has_only_padding(packet, frame) {
+            return None;
+        }
+        let way = cache.route_again(switch, from, head, (packet, &frame.offload), *now_ms)?;
+        Some(rewrite(packet, way, frame))
     }
 
     /// Sends copies to every member. The rest of the frame is fetched from the guest once, so that
@@ -148,6 +155,34 @@ impl Lookup<'_> {
             n => sender.counters.flood_copies.add(n - 1),
         }
     }
+}
+
+/// Routers send on what they received without the padding behind it. More than that they deal with
+/// themselves.
+#[inline(always)]
+fn has_only_padding(packet: Packet, frame: &Frame<'_, '_>) -> bool {
+    packet.frame_len() == frame.len || frame.len == frame.head.len()
+}
+
+/// Does what the routers on the way do; returns where the frame goes.
+#[inline(always)]
+fn rewrite(
+    packet: Packet,
+    (way, translated): (&Routed, Option<&Tuple>),
+    frame: &mut Frame<'_, '_>,
+) -> PortId {
+    if packet.frame_len() < frame.len {
+        frame.len = packet.frame_len();
+        frame.head.truncate(frame.len);
+    }
+    if let Some(to) = translated
+        && let Some(tuple) = packet.tuple(frame.head.bytes(), &frame.offload)
+    {
+        packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, to);
+    }
+    packet.forward(frame.head, way.routers, way.source, way.destination);
+    apply(way.edit, frame);
+    way.port
 }
 
 /// Checks the length of a frame, and what its header claims.

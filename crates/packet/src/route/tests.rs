@@ -140,7 +140,9 @@ proptest! {
         let before = parse(&frame).unwrap();
         let mut head = Head::new();
         head.copy_from(&frame);
-        before.forward(&mut head, routers, Mac([2, 9, 9, 9, 9, 1]), Mac([2, 9, 9, 9, 9, 2]));
+        let (source, destination) = (Mac([2, 9, 9, 9, 9, 1]), Mac([2, 9, 9, 9, 9, 2]));
+        before.forward(&mut head, routers, source, destination);
+        head.settle();
         let after = head.bytes().to_vec();
         let whole = [&after[..], &frame[after.len()..]].concat();
         prop_assert_eq!(&whole[..12], &[2, 9, 9, 9, 9, 2, 2, 9, 9, 9, 9, 1][..]);

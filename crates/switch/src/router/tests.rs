@@ -245,6 +245,16 @@ impl Lab {
         for _ in 0..600 {
             let mut head = Head::new();
             head.copy_from(&frame);
+            let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
+            let of = (packet, &Checked::PLAIN);
+            let again = cache.as_mut().and_then(|cache| {
+                let known = cache.expects_route(head.bytes()).then(|| {
+                    let read = Packet::read(head.bytes(), frame.len(), &Checked::PLAIN);
+                    assert_eq!(read, Some(packet));
+                    cache.route_again(&snapshot, port, head.bytes(), of, NOW)
+                });
+                known.flatten().map(|(way, to)| (*way, to.copied()))
+            });
             let verdict = match &mut cache {
                 Some(cache) => cache.lookup(&snapshot, port, head.bytes(), NOW),
                 None => snapshot.lookup(port, head.bytes(), NOW),
@@ -254,20 +264,21 @@ impl Lab {
                 Verdict::Router { port, edit } => (port, edit, true),
                 _ => return ((End::Lost("not forwarded"), redirects), passed),
             };
-            let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
-            let routed = cache.as_mut().filter(|_| router).and_then(|cache| {
-                let packet = (packet, &Checked::PLAIN);
-                cache.route(&snapshot, (port, to, edit), head.bytes(), packet, NOW)
+            let routed = again.or_else(|| {
+                let cache = cache.as_mut().filter(|_| router)?;
+                let way = cache.route(&snapshot, (port, to, edit), head.bytes(), of, NOW);
+                way.map(|(way, to)| (*way, to.copied()))
             });
             let rest = frame[head.len()..packet.frame_len().max(head.len())].to_vec();
             match routed {
                 Some((way, to_tuple)) => {
                     if let Some(new) = to_tuple {
                         let old = packet.tuple(head.bytes(), &Checked::PLAIN).unwrap();
-                        packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, new);
+                        packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, &new);
                     }
                     packet.forward(&mut head, way.routers, way.source, way.destination);
                     assert!(head.edit(way.edit));
+                    head.settle();
                     to = way.port;
                 }
                 None => assert!(head.edit(edit)),
