@@ -11,6 +11,8 @@ use crate::ip::Version;
 use crate::vnet::Checked;
 use crate::{Head, be16};
 
+/// Where the packet begins in a frame without a tag.
+const UNTAGGED: usize = ETHERTYPE_OFFSET + 2;
 const IPV4_HLEN: usize = 20;
 const IPV6_HLEN: usize = 40;
 const IPPROTO_HOPOPTS: u8 = 0;
@@ -80,17 +82,41 @@ impl Packet {
     /// that it does not.
     #[inline(always)]
     pub fn read(head: &[u8], frame_len: usize, offload: &Checked) -> Option<Packet> {
-        let mut l3 = ETHERTYPE_OFFSET + 2;
-        let mut ethertype = be16(head, ETHERTYPE_OFFSET)?;
-        if is_tag_protocol(ethertype) {
-            l3 += VLAN_HLEN;
-            ethertype = be16(head, l3 - 2)?;
+        // Each by itself: for the usual ones nearly all is known when the program is compiled.
+        match be16(head, ETHERTYPE_OFFSET)? {
+            ETH_P_IP => Self::read_at(head, UNTAGGED, Version::V4, frame_len, offload),
+            ETH_P_IPV6 => Self::read_at(head, UNTAGGED, Version::V6, frame_len, offload),
+            tag if is_tag_protocol(tag) => {
+                let version = match be16(head, ETHERTYPE_OFFSET + VLAN_HLEN)? {
+                    ETH_P_IP => Version::V4,
+                    ETH_P_IPV6 => Version::V6,
+                    _ => return None,
+                };
+                Self::read_at(head, UNTAGGED + VLAN_HLEN, version, frame_len, offload)
+            }
+            _ => None,
         }
+    }
+
+    /// Whether a frame carries IPv4 without a tag.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_usual(head: &[u8]) -> bool {
+        be16(head, ETHERTYPE_OFFSET) == Some(ETH_P_IP)
+    }
+
+    #[inline(always)]
+    fn read_at(
+        head: &[u8],
+        l3: usize,
+        version: Version,
+        frame_len: usize,
+        offload: &Checked,
+    ) -> Option<Packet> {
         let ip = head.get(l3..)?;
-        let (version, hops, length) = match ethertype {
-            ETH_P_IP => read_v4(ip)?,
-            ETH_P_IPV6 => read_v6(ip)?,
-            _ => return None,
+        let (hops, length) = match version {
+            Version::V4 => read_v4(ip)?,
+            Version::V6 => read_v6(ip)?,
         };
         let length = u64::from(length);
         let packet = Packet(
@@ -238,12 +264,12 @@ impl Packet {
     #[inline(always)]
     pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
         let l3 = self.l3();
-        if l3 == ETHERTYPE_OFFSET + 2
+        if l3 == UNTAGGED
             && let Some(words) = head.bytes().first_chunk::<32>()
         {
             let [_, second, third, fourth] = words.as_chunks::<8>().0 else { return };
-            let [_, _, _, _, rest @ ..] = *second;
             let [c0, c1, ..] = *fourth;
+            let rest = u64::from_le_bytes(*second) & !u64::from(u32::MAX);
             let (third, fourth) = (u64::from_le_bytes(*third), u64::from_le_bytes(*fourth));
             // Nothing is borrowed from the byte behind it: there are more hops.
             let (third, fourth) = match self.version() {
@@ -254,15 +280,8 @@ impl Packet {
                 }
                 Version::V6 => (third.wrapping_sub(u64::from(routers) << 40), fourth),
             };
-            let [Mac([d0, d1, d2, d3, d4, d5]), Mac([s0, s1, s2, s3, s4, s5])] =
-                [destination, source];
-            let [r0, r1, r2, r3] = rest;
-            head.set_front([
-                u64::from_le_bytes([d0, d1, d2, d3, d4, d5, s0, s1]),
-                u64::from_le_bytes([s2, s3, s4, s5, r0, r1, r2, r3]),
-                third,
-                fourth,
-            ]);
+            let (source, destination) = (word(source), word(destination));
+            head.set_front([destination | source << 48, source >> 16 | rest, third, fourth]);
             return;
         }
         self.forward_tagged(head, routers, source, destination);
@@ -294,9 +313,15 @@ impl Packet {
     }
 }
 
-/// Version, hops and length of an IPv4 packet.
+/// An address, first byte lowest.
 #[inline(always)]
-fn read_v4(ip: &[u8]) -> Option<(Version, u8, u32)> {
+fn word(Mac([a, b, c, d, e, f]): Mac) -> u64 {
+    u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
+}
+
+/// Hops and length of an IPv4 packet.
+#[inline(always)]
+fn read_v4(ip: &[u8]) -> Option<(u8, u32)> {
     let header: &[u8; IPV4_HLEN] = ip.first_chunk()?;
     let [v, _, l0, l1, _, _, _, _, hops, ..] = *header;
     let length = u32::from(u16::from_be_bytes([l0, l1]));
@@ -304,16 +329,16 @@ fn read_v4(ip: &[u8]) -> Option<(Version, u8, u32)> {
     let sum = words.iter().fold(0u64, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
     // Folded it is all ones, in the machine's byte order as well as in the network's.
     let whole = sum % 0xffff == 0;
-    (v == 0x45 && length >= IPV4_HLEN as u32 && whole).then_some((Version::V4, hops, length))
+    (v == 0x45 && length >= IPV4_HLEN as u32 && whole).then_some((hops, length))
 }
 
-/// Version, hops and length of an IPv6 packet.
+/// Hops and length of an IPv6 packet.
 #[inline(always)]
-fn read_v6(ip: &[u8]) -> Option<(Version, u8, u32)> {
+fn read_v6(ip: &[u8]) -> Option<(u8, u32)> {
     let header: &[u8; IPV6_HLEN] = ip.first_chunk()?;
     let [v, _, _, _, l0, l1, next, hops, ..] = *header;
     let length = IPV6_HLEN as u32 + u32::from(u16::from_be_bytes([l0, l1]));
-    (v >> 4 == 6 && next != IPPROTO_HOPOPTS).then_some((Version::V6, hops, length))
+    (v >> 4 == 6 && next != IPPROTO_HOPOPTS).then_some((hops, length))
 }
 
 /// Why a frame could not be read.
@@ -327,9 +352,7 @@ fn why_not(head: &[u8]) -> Unroutable {
         {
             Unroutable::Options
         }
-        Some((ETH_P_IP | ETH_P_IPV6, at)) if at <= ETHERTYPE_OFFSET + 2 + VLAN_HLEN => {
-            Unroutable::Malformed
-        }
+        Some((ETH_P_IP | ETH_P_IPV6, at)) if at <= UNTAGGED + VLAN_HLEN => Unroutable::Malformed,
         _ => Unroutable::NotIp,
     }
 }

@@ -119,13 +119,30 @@ impl Lookup<'_> {
     /// other.
     #[inline(never)]
     fn again(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
+        let (head, len, offload) = (frame.head.bytes(), frame.len, &frame.offload);
+        // Twice the same, once for packets of which nearly all is known beforehand.
+        if Packet::is_usual(head) {
+            let packet = Packet::read(head, len, offload)?;
+            self.again_with(from, packet, frame)
+        } else {
+            let packet = Packet::read(head, len, offload)?;
+            self.again_with(from, packet, frame)
+        }
+    }
+
+    #[inline(always)]
+    fn again_with(
+        &mut self,
+        from: PortId,
+        packet: Packet,
+        frame: &mut Frame<'_, '_>,
+    ) -> Option<PortId> {
         let Lookup { switch, cache, now_ms, .. } = self;
-        let head = frame.head.bytes();
-        let packet = Packet::read(head, frame.len, &frame.offload)?;
         if !has_only_padding(packet, frame) {
             return None;
         }
-        let way = cache.route_again(switch, from, head, (packet, &frame.offload), *now_ms)?;
+        let of = (packet, &frame.offload);
+        let way = cache.route_again(switch, from, frame.head.bytes(), of, *now_ms)?;
         Some(rewrite(packet, way, frame))
     }
 
