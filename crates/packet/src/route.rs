@@ -9,7 +9,7 @@ use crate::eth::{
 };
 use crate::ip::Version;
 use crate::vnet::Checked;
-use crate::{Head, be16};
+use crate::{Front, HEAD_MAX, Head, be16};
 
 /// Where the packet begins in a frame without a tag.
 const UNTAGGED: usize = ETHERTYPE_OFFSET + 2;
@@ -98,11 +98,14 @@ impl Packet {
         }
     }
 
-    /// Whether a frame carries IPv4 without a tag.
+    /// The same for IPv4 without a tag and with nothing left to do, of a frame of which `block` holds
+    /// the first `len` bytes: nothing is looked at that the compiler knows.
     #[inline(always)]
-    #[must_use]
-    pub fn is_usual(head: &[u8]) -> bool {
-        be16(head, ETHERTYPE_OFFSET) == Some(ETH_P_IP)
+    pub fn read_usual(block: &[u8; HEAD_MAX], len: usize, frame_len: usize) -> Option<Packet> {
+        if be16(block, ETHERTYPE_OFFSET) != Some(ETH_P_IP) || len < UNTAGGED + IPV4_HLEN {
+            return None;
+        }
+        Self::read_at(block, UNTAGGED, Version::V4, frame_len, &Checked::PLAIN)
     }
 
     #[inline(always)]
@@ -263,28 +266,32 @@ impl Packet {
     /// router to the next machine. The caller has seen to it that there are more [`Packet::hops`].
     #[inline(always)]
     pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
-        let l3 = self.l3();
-        if l3 == UNTAGGED
-            && let Some(words) = head.bytes().first_chunk::<32>()
-        {
-            let [_, second, third, fourth] = words.as_chunks::<8>().0 else { return };
-            let [c0, c1, ..] = *fourth;
-            let rest = u64::from_le_bytes(*second) & !u64::from(u32::MAX);
-            let (third, fourth) = (u64::from_le_bytes(*third), u64::from_le_bytes(*fourth));
-            // Nothing is borrowed from the byte behind it: there are more hops.
-            let (third, fourth) = match self.version() {
-                Version::V4 => {
-                    let sum = count_down(u16::from_be_bytes([c0, c1]), routers);
-                    let fourth = fourth & !0xffff | u64::from(sum.swap_bytes());
-                    (third.wrapping_sub(u64::from(routers) << 48), fourth)
-                }
-                Version::V6 => (third.wrapping_sub(u64::from(routers) << 40), fourth),
-            };
-            let (source, destination) = (word(source), word(destination));
-            head.set_front([destination | source << 48, source >> 16 | rest, third, fourth]);
-            return;
+        let first = head.bytes().first_chunk().filter(|_| self.l3() == UNTAGGED);
+        match first.map(|first| self.front(first, routers, source, destination)) {
+            Some(front) => head.set_front(front),
+            None => self.forward_tagged(head, routers, source, destination),
         }
-        self.forward_tagged(head, routers, source, destination);
+    }
+
+    /// The first bytes of a frame without a tag, as [`Packet::forward`] makes them.
+    #[inline(always)]
+    #[must_use]
+    pub fn front(self, first: &[u8; 32], routers: u8, source: Mac, destination: Mac) -> Front {
+        let words = first.as_chunks::<8>().0;
+        let at = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
+        let (second, third, fourth) = (at(1), at(2), at(3));
+        // Nothing is borrowed from the byte behind it: there are more hops.
+        let (third, fourth) = match self.version() {
+            Version::V4 => {
+                let sum = count_down((fourth as u16).swap_bytes(), routers);
+                let fourth = fourth & !0xffff | u64::from(sum.swap_bytes());
+                (third.wrapping_sub(u64::from(routers) << 48), fourth)
+            }
+            Version::V6 => (third.wrapping_sub(u64::from(routers) << 40), fourth),
+        };
+        let (source, destination) = (word(source), word(destination));
+        let rest = second & !u64::from(u32::MAX);
+        [destination | source << 48, source >> 16 | rest, third, fourth]
     }
 
     #[inline(never)]

@@ -13,7 +13,7 @@
 use packet::eth::{ETH_P_8021Q, is_tag_protocol};
 use packet::route::Packet;
 use packet::tuple::Tuple;
-use packet::{Checked, Mac, Tci, VlanEdit};
+use packet::{Checked, HEAD_MAX, Mac, Tci, VlanEdit};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
@@ -155,20 +155,19 @@ impl Cache {
         self.memo.expects(head)
     }
 
-    /// As [`Cache::route`], without a verdict on the frame, if all about it is remembered; `packet`
-    /// needs only be read ([`Packet::read`]).
+    /// As [`Cache::route`] for IPv4 without a tag, and without a verdict on the frame, if all about
+    /// it is remembered; `packet` needs only be read ([`Packet::read_usual`]).
     #[inline(always)]
     pub fn route_again(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        head: &[u8],
-        (packet, offload): (Packet, &Checked),
+        head: &[u8; HEAD_MAX],
+        packet: Packet,
         now_ms: u64,
-    ) -> Option<(&Routed, Option<&Tuple>)> {
-        let (to, key) = ((in_port, VlanEdit::Keep), Key::of(in_port, head));
-        let arrival = Arrival { to, head, packet, offload, key };
-        self.memo.again(snapshot, arrival, now_ms)
+    ) -> Option<&Routed> {
+        let key = Key::of(in_port, head)?;
+        self.memo.again(snapshot, key, (packet, head), now_ms)
     }
 
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about

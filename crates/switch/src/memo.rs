@@ -141,25 +141,25 @@ impl Memo {
         gateway(head) == self.gateway
     }
 
-    /// The way of such a frame, if it is remembered. That the packet's addresses are such as are
-    /// forwarded was seen when it was worked out.
+    /// The way of a packet of IPv4 in such a frame, if it is remembered and its addresses do not
+    /// change: that they are such as are forwarded was seen when it was worked out.
     #[inline(always)]
     pub(crate) fn again(
         &mut self,
         snapshot: &Snapshot,
-        arrival: Arrival<'_>,
+        key: Key,
+        (packet, head): (Packet, &[u8]),
         now_ms: u64,
-    ) -> Option<Found<'_>> {
-        let found = arrival
-            .key
-            .and_then(|key| self.find(&About::new(key, snapshot, &arrival), snapshot, now_ms));
-        match found {
-            Some(number) => self.taken(number, arrival.packet),
-            None => {
-                self.gateway = NOBODY;
-                None
-            }
-        }
+    ) -> Option<&Routed> {
+        let [both, ..] = packet.address_words(head);
+        let about = About { key, flow: 0, addresses: [both, 0, 0, 0] };
+        let found =
+            if snapshot.flows_matter() { None } else { self.find(&about, snapshot, now_ms) };
+        let Some(number) = found else {
+            self.gateway = NOBODY;
+            return None;
+        };
+        self.taken(number, packet).and_then(|(routed, to)| to.is_none().then_some(routed))
     }
 
     /// What is remembered there, for a packet that may take it; counts it then.
@@ -183,17 +183,27 @@ impl Memo {
     fn find(&mut self, about: &About, snapshot: &Snapshot, now_ms: u64) -> Option<usize> {
         let generation = snapshot.generation();
         let place = self.place(about);
-        let found = [place, place + 1].into_iter().find(|number| {
-            self.entries.get(*number).is_some_and(|entry| {
-                entry.about.is(about)
-                    && entry.generation == generation
-                    && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
-            })
-        });
+        let stamp = now_ms as u32;
+        let found = if self.is_at(place, about, generation, stamp) {
+            Some(place)
+        } else if self.is_at(place + 1, about, generation, stamp) {
+            Some(place + 1)
+        } else {
+            None
+        };
         if found.is_some() {
             self.worth.hit();
         }
         found
+    }
+
+    #[inline(always)]
+    fn is_at(&self, number: usize, about: &About, generation: u64, now: u32) -> bool {
+        self.entries.get(number).is_some_and(|entry| {
+            entry.about.is(about)
+                && entry.generation == generation
+                && now.wrapping_sub(entry.stamp) < REFRESH_MS as u32
+        })
     }
 
     #[inline(always)]

@@ -119,31 +119,18 @@ impl Lookup<'_> {
     /// other.
     #[inline(never)]
     fn again(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
-        let (head, len, offload) = (frame.head.bytes(), frame.len, &frame.offload);
-        // Twice the same, once for packets of which nearly all is known beforehand.
-        if Packet::is_usual(head) {
-            let packet = Packet::read(head, len, offload)?;
-            self.again_with(from, packet, frame)
-        } else {
-            let packet = Packet::read(head, len, offload)?;
-            self.again_with(from, packet, frame)
-        }
-    }
-
-    #[inline(always)]
-    fn again_with(
-        &mut self,
-        from: PortId,
-        packet: Packet,
-        frame: &mut Frame<'_, '_>,
-    ) -> Option<PortId> {
         let Lookup { switch, cache, now_ms, .. } = self;
-        if !has_only_padding(packet, frame) {
+        let (block, len) = frame.head.block()?;
+        let packet = Packet::read_usual(block, len, frame.len)?;
+        // Padding, or something that is left to do.
+        if packet.frame_len() != frame.len || frame.offload != Checked::PLAIN {
             return None;
         }
-        let of = (packet, &frame.offload);
-        let way = cache.route_again(switch, from, frame.head.bytes(), of, *now_ms)?;
-        Some(rewrite(packet, way, frame))
+        let way = cache.route_again(switch, from, block, packet, *now_ms)?;
+        let front = packet.front(block.first_chunk()?, way.routers, way.source, way.destination);
+        frame.head.set_front(front);
+        apply(way.edit, frame);
+        Some(way.port)
     }
 
     /// Sends copies to every member. The rest of the frame is fetched from the guest once, so that

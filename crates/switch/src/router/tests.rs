@@ -247,13 +247,14 @@ impl Lab {
             head.copy_from(&frame);
             let packet = Packet::parse(head.bytes(), frame.len(), &Checked::PLAIN).unwrap();
             let of = (packet, &Checked::PLAIN);
-            let again = cache.as_mut().and_then(|cache| {
+            let again = cache.as_mut().filter(|_| frame[12..14] == [8, 0]).and_then(|cache| {
                 let known = cache.expects_route(head.bytes()).then(|| {
-                    let read = Packet::read(head.bytes(), frame.len(), &Checked::PLAIN);
+                    let (block, len) = head.block().unwrap();
+                    let read = Packet::read_usual(block, len, frame.len());
                     assert_eq!(read, Some(packet));
-                    cache.route_again(&snapshot, port, head.bytes(), of, NOW)
+                    cache.route_again(&snapshot, port, block, packet, NOW)
                 });
-                known.flatten().map(|(way, to)| (*way, to.copied()))
+                known.flatten().map(|way| (*way, None))
             });
             let verdict = match &mut cache {
                 Some(cache) => cache.lookup(&snapshot, port, head.bytes(), NOW),
