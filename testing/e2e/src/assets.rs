@@ -5,8 +5,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use crate::process::run;
+use crate::process::{run, run_for};
 use crate::{Context, Result, bail, cpio, ensure};
 
 /// Files everything else starts from.
@@ -146,19 +147,47 @@ fn with_peer(base: &Path, build_dir: &Path) -> Result<PathBuf> {
     }
     let script = format!("#!/bin/sh\nexec /{dir}/ld.so --library-path /{dir} /{dir}/peer \"$@\"\n");
     cpio::entry(&mut archive, "bin/peer", 0o755, Some(script.as_bytes()));
-    cpio::finish(&mut archive);
+    appended(base, archive, &build_dir.join("guest/initrd-peer.cpio"))
+}
 
-    let out = build_dir.join("guest/initrd-peer.cpio");
+/// The initramfs with the agent as guests get it: linked so that it needs nothing of theirs. That is
+/// `$HAYATE_AGENT_STATIC`, or what `make agent` builds, which takes minutes the first time.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn with_agent(assets: &Assets) -> Result<PathBuf> {
+    let agent = static_agent()?;
+    let mut archive = Vec::new();
+    cpio::entry(&mut archive, "bin/hayate-agent", 0o755, Some(&fs::read(agent)?));
+    appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-agent.cpio"))
+}
+
+fn static_agent() -> Result<PathBuf> {
+    const VARIABLE: &str = "HAYATE_AGENT_STATIC";
+    if std::env::var_os(VARIABLE).is_some() {
+        return binary("hayate-agent", VARIABLE);
+    }
+    let top = tree();
+    let make = ["-s", "-C", &top.to_string_lossy(), "agent"];
+    run_for(Duration::from_secs(1800), "make", &make)?;
+    let dir =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top.join("target"), PathBuf::from);
+    Ok(dir.join("x86_64-unknown-linux-gnu/release/hayate-agent").canonicalize()?)
+}
+
+/// An archive with what is appended to it, as a file.
+fn appended(base: &Path, mut archive: Vec<u8>, out: &Path) -> Result<PathBuf> {
+    cpio::finish(&mut archive);
     let mut whole = fs::read(base)?;
     whole.extend_from_slice(&archive);
-    if fs::read(&out).is_ok_and(|old| old == whole) {
-        return Ok(out);
+    if fs::read(out).is_ok_and(|old| old == whole) {
+        return Ok(out.into());
     }
     // A guest of another run may be reading the old one.
-    let new = build_dir.join(format!("guest/initrd-peer.{}", std::process::id()));
+    let new = out.with_extension(std::process::id().to_string());
     fs::write(&new, &whole)?;
-    fs::rename(&new, &out)?;
-    Ok(out)
+    fs::rename(&new, out)?;
+    Ok(out.into())
 }
 
 /// Waits until no other test program or demo of this build folder runs; they would disturb each

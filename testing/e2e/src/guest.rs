@@ -61,6 +61,10 @@ pub struct Config {
     pub name: String,
     /// Its network devices: `eth0`, `eth1`...
     pub nics: Vec<Nic>,
+    /// More of QEMU's command line, its network devices before those of `nics`.
+    pub more: Vec<String>,
+    /// The initramfs; `None`: that of all guests.
+    pub initrd: Option<PathBuf>,
     /// Virtual CPUs.
     pub cpus: u16,
     /// Memory in MiB.
@@ -79,6 +83,8 @@ impl Config {
         Self {
             name: name.into(),
             nics: Vec::new(),
+            more: Vec::new(),
+            initrd: None,
             cpus: 1,
             memory: 512,
             accel: None,
@@ -163,7 +169,7 @@ impl Guest {
             "-kernel",
             assets.kernel.display(),
             "-initrd",
-            assets.initrd.display(),
+            config.initrd.as_ref().unwrap_or(&assets.initrd).display(),
             "-append",
             // Measured to save about a second of an emulated boot.
             format!(
@@ -171,6 +177,7 @@ impl Guest {
                  tsc=reliable no_timer_check net.ifnames=0 name={name}"
             ),
         ]);
+        argv.extend(config.more.iter().cloned());
         for (i, nic) in config.nics.iter().enumerate() {
             argv.extend(nic.args(i));
         }

@@ -8,6 +8,9 @@ pub const B4: [u8; 4] = [10, 2, 0, 2];
 pub const A4_VLAN: [u8; 4] = [10, 1, 10, 2];
 pub const B4_VLAN: [u8; 4] = [10, 2, 20, 2];
 
+/// The router's addresses in all of them.
+pub const OWN4: [[u8; 4]; 4] = [[10, 1, 0, 1], [10, 2, 0, 1], [10, 1, 10, 1], [10, 2, 20, 1]];
+
 /// VLAN ids of A's and B's side.
 pub const VLANS: [u16; 2] = [10, 20];
 
@@ -181,10 +184,9 @@ fn transport(rng: &mut Rng, pseudo: &[u8], v6: bool, n: u32, gso: bool) -> (u8, 
 }
 
 fn packet_v4(rng: &mut Rng, vlan: bool, n: u32) -> Packet {
-    let own = [[10, 1, 0, 1], [10, 2, 0, 1], [10, 1, 10, 1], [10, 2, 20, 1]];
     let a = if vlan { A4_VLAN } else { A4 };
     let source = match rng.below(30) {
-        0 => rng.pick(&own),
+        0 => rng.pick(&OWN4),
         1 => [0; 4],
         2 => [127, 0, 0, 1],
         3 => [224, 0, 0, 5],
@@ -198,7 +200,7 @@ fn packet_v4(rng: &mut Rng, vlan: bool, n: u32) -> Packet {
         _ => a,
     };
     let destination = match rng.below(40) {
-        0 | 1 => rng.pick(&own),
+        0 | 1 => rng.pick(&OWN4),
         2 => [10, 2, 0, 255],
         3 => [255; 4],
         4 => [224, 0, 0, rng.pick(&[1, 5, 251])],
@@ -402,4 +404,27 @@ pub fn answered_by_the_router(link: Link, n: u32) -> Sent {
 pub fn is_barrier(frame: &[u8], n: u32) -> bool {
     let mark = [[0xba, 0x44, 0x1e, 0x44], n.to_be_bytes()].concat();
     frame.windows(mark.len()).any(|part| part == mark)
+}
+
+/// A UDP datagram of A, of flow `flow`, with a number in it.
+pub fn numbered(link: Link, to: [u8; 4], flow: u16, n: u32) -> Vec<u8> {
+    let mut frame = [link.router, link.a].concat();
+    frame.extend([8, 0]);
+    let mut ip = vec![0x45, 0, 0, 36, 0, 0, 0x40, 0, 64, 17, 0, 0];
+    ip.extend(A4);
+    ip.extend(to);
+    let checksum = !sum(&ip);
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    frame.extend(ip);
+    frame.extend([1000 + flow, 9, 16, 0].map(u16::to_be_bytes).concat());
+    frame.extend([0x4e, 0x75, 0x6d, 0x62]);
+    frame.extend(n.to_be_bytes());
+    frame.resize(60, 0);
+    frame
+}
+
+/// The number of such a datagram, as it arrives.
+pub fn number(frame: &[u8]) -> Option<u32> {
+    let (mark, n) = frame.get(42..50)?.split_at(4);
+    (mark == [0x4e, 0x75, 0x6d, 0x62]).then(|| n.try_into().ok().map(u32::from_be_bytes))?
 }
