@@ -23,7 +23,8 @@ use crate::status::{Connected, Listener, Report, ReportInterface};
 /// The daemon has so long to answer that all is withdrawn.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Until the daemon says its own.
-const NO_LIMITS: Limits = Limits { interfaces: u32::MAX, nexthops: u32::MAX, prefixes: u32::MAX };
+const NO_LIMITS: Limits =
+    Limits { interfaces: u32::MAX, nexthops: u32::MAX, prefixes: u32::MAX, connections: u32::MAX };
 
 /// What the agent is told when it is started.
 #[derive(Debug)]

@@ -28,7 +28,8 @@ mod netns;
 use model::Model;
 use netns::Netns;
 
-const LIMITS: Limits = Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000 };
+const LIMITS: Limits =
+    Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000, connections: 100 };
 
 /// What the daemon knows.
 struct Tables {

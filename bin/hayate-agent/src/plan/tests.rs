@@ -14,7 +14,7 @@ use crate::state::{
 mod model;
 use model::Model;
 
-const LIMITS: Limits = Limits { interfaces: 16, nexthops: 64, prefixes: 1000 };
+const LIMITS: Limits = Limits { interfaces: 16, nexthops: 64, prefixes: 1000, connections: 100 };
 
 const PREFIXES: [&str; 14] = [
     "0.0.0.0/0",

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100 };
+const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100, connections: 100 };
 
 struct Talk {
     session: Session,
