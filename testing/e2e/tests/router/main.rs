@@ -3,10 +3,13 @@
 //!
 //! - `same` (same.rs): the same bytes arrive, and the same answers come back, with the bypass and
 //!   without.
+//! - `nat` (nat.rs): a router that translates and filters by connection; the established ones go past
+//!   it.
 
 #![allow(unreachable_pub, reason = "a test program")]
 
 mod lab;
+mod nat;
 mod packets;
 mod same;
 
@@ -29,5 +32,21 @@ fn main() -> ExitCode {
                 },
             );
         }
+        suite.group(
+            "nat",
+            nat::set_up,
+            vec![
+                case("a masqueraded TCP connection", nat::masqueraded),
+                case("a filtered TCP connection of IPv6", nat::filtered_v6),
+                case("a connection that is reset", nat::reset),
+                case("UDP", nat::udp),
+                case("a connection from outside", nat::from_outside),
+                case("a new rule", nat::rule),
+            ],
+            |lab| {
+                lab.hayate.stop()?;
+                Ok("ended by SIGTERM with status 0, no panic in its log".into())
+            },
+        );
     })
 }

@@ -130,6 +130,6 @@ fn a_daemon_that_is_silent_is_overdue() {
     let mut talk = Talk::new();
     talk.asks().unwrap();
     assert!(!talk.session.overdue(talk.now));
-    assert_eq!(talk.session.deadline(), Some(talk.now + PATIENCE));
+    assert_eq!(talk.session.deadline(&talk.state), Some(talk.now + PATIENCE));
     assert!(talk.session.overdue(talk.now + PATIENCE));
 }
