@@ -22,8 +22,9 @@ use crate::status::{Connected, Listener, Report, ReportInterface};
 
 /// The daemon has so long to answer that all is withdrawn.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Until the daemon says its own.
-const NO_LIMITS: Limits = Limits { interfaces: u32::MAX, nexthops: u32::MAX, prefixes: u32::MAX };
+/// Until the daemon says its own. Connections are left alone.
+const NO_LIMITS: Limits =
+    Limits { interfaces: u32::MAX, nexthops: u32::MAX, prefixes: u32::MAX, connections: u32::MAX };
 
 /// What the agent is told when it is started.
 #[derive(Debug)]
@@ -117,9 +118,13 @@ impl Agent {
         self.connection.flush().map_err(failed)?;
         loop {
             while let Some(line) = self.connection.receive().map_err(failed)? {
-                for (index, address) in session.answer(&mut self.plan, &self.state, &line)? {
+                let used = session.answer(&mut self.plan, &self.state, &line)?;
+                for (index, address) in used.neighbours {
                     self.kernel.use_neighbour(index, address);
                 }
+                let (state, all) = (&mut self.state, used.all_connections);
+                self.kernel.used_connections(state, &used.connections, all);
+                self.plan.update(state);
                 if session.peer().is_some() {
                     self.connection.welcomed();
                 }
@@ -146,7 +151,7 @@ impl Agent {
         fds.extend(self.kernel.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let channel = self.connection.poll().filter(|_| self.session.is_some());
         fds.extend(channel.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        let session = self.session.as_ref().and_then(Session::deadline);
+        let session = self.session.as_ref().and_then(|session| session.deadline(&self.state));
         let deadlines = [Some(self.kernel.deadline()), self.connection.deadline(), session, until];
         let deadline = deadlines.into_iter().flatten().min();
         let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -189,6 +194,7 @@ impl Agent {
             neighbours: self.state.neighbour_count(),
             nexthops: sizes.nexthops,
             prefixes: sizes.prefixes,
+            connections: sizes.connections,
             pending: sizes.pending,
             bypassed: sizes.passed,
         }

@@ -34,6 +34,8 @@ pub(crate) struct Report {
     /// What is delegated, and what of it is still to be told.
     pub(crate) nexthops: usize,
     pub(crate) prefixes: usize,
+    /// Each direction for itself.
+    pub(crate) connections: usize,
     pub(crate) pending: usize,
     /// What passed the router by in this session.
     pub(crate) bypassed: HopCount,
@@ -141,9 +143,11 @@ pub(crate) fn text(report: &Report) -> String {
     for reason in &report.reasons {
         line("because", reason.clone());
     }
-    let Report { routes, neighbours, nexthops, prefixes, pending, bypassed, .. } = report;
+    let Report { routes, neighbours, nexthops, prefixes, connections, pending, bypassed, .. } =
+        report;
     line("kernel", format!("{routes} routes, {neighbours} neighbours"));
-    line("told", format!("{prefixes} prefixes, {nexthops} next hops, {pending} pending"));
+    let told = format!("{prefixes} prefixes, {connections} connections, {nexthops} next hops");
+    line("told", format!("{told}, {pending} pending"));
     line("bypassed", format!("{} packets, {} bytes", bypassed.packets, bypassed.bytes));
     for interface in &report.interfaces {
         let ReportInterface { name, port, refused, why, .. } = interface;

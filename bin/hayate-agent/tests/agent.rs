@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use api::Mac;
 use api::channel::{
-    Answer, Counted, Counters, Done, Failed, Hello, Hop, Interfaces, LINE_MAX, Lease, Limits,
-    Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request, Routes, Status, To,
-    Version, Welcome, Withdraw,
+    Answer, ConnectionCounters, Connections, Counted, CountedConnections, Counters, Done, Failed,
+    Hello, Hop, Interfaces, LINE_MAX, Lease, Limits, Method, NextHops, Outcome, PROTOCOL, Policy,
+    Refusal, Renew, Request, Routes, Status, To, Version, Welcome, Withdraw,
 };
 use serde_json::Value;
 
@@ -28,7 +28,8 @@ mod netns;
 use model::Model;
 use netns::Netns;
 
-const LIMITS: Limits = Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000 };
+const LIMITS: Limits =
+    Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000, connections: 100 };
 
 /// What the daemon knows.
 struct Tables {
@@ -215,6 +216,11 @@ fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> 
             tables.model.routes(params(request)?)?;
             value(Done {})
         }
+        Connections::NAME => {
+            tables.model.connections(params(request)?)?;
+            value(Done {})
+        }
+        ConnectionCounters::NAME => value(CountedConnections::default()),
         Status::NAME => {
             tables.status = Some(params(request)?);
             value(Done {})
@@ -395,6 +401,104 @@ fn what_the_kernel_routes_is_delegated_as_it_changes() {
     }
     let json: Value = serde_json::from_str(&agent.status(&["--json"])).unwrap();
     assert_eq!(json["policy"], "plain");
+}
+
+/// Gives `nft` a file.
+fn nft(router: &Netns, rules: &str) {
+    let mut nft = Command::new("ip")
+        .args(["netns", "exec", &router.name, "nft", "-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It wants a new line behind a block.
+    let lines = rules.replace("} }", "}\n}").replace("} chain", "}\nchain");
+    writeln!(nft.stdin.take().unwrap(), "{lines}").unwrap();
+    assert!(nft.wait().unwrap().success(), "{rules}");
+}
+
+/// Rules that filter and translate by connection, as people write them, and what makes of them such
+/// that each packet matters.
+#[test]
+fn rules_that_let_established_connections_pass_are_told_from_others() {
+    let lab = Lab::new();
+    let Lab { daemon, router, .. } = &lab;
+    let filter = |rules: &str| {
+        format!("table inet f {{ chain c {{ type filter hook forward priority 0; {rules}\n }} }}")
+    };
+    let accept = "ct state established,related accept;";
+    let more = "counter packets 0 bytes 0 accept; policy drop;";
+    let pass = [
+        filter(&format!("policy drop; {accept} tcp dport 22 counter accept")),
+        filter(&format!("ct state invalid drop; {accept} {more}")),
+        filter(&format!("ct state new tcp dport 80 counter accept; {accept} {more}")),
+        filter(&format!("tcp flags syn tcp option maxseg size set rt mtu; {accept} {more}")),
+        filter(&format!("tcp flags & (fin|syn) == syn counter; {accept} {more}")),
+        filter(&format!(
+            "meta l4proto icmp counter; icmp type echo-request counter; {accept} {more}"
+        )),
+        filter(&format!("ip saddr 10.0.0.0/8 accept; iifname \"eth1\" accept; {accept} {more}")),
+        filter("ct state invalid,new counter drop"),
+        "table inet f { chain c { type filter hook forward priority 0; policy drop; jump d; }
+         chain d { ct state established goto e; tcp dport 1 drop; } chain e { accept; } }"
+            .to_owned(),
+        "table ip n { chain p { type nat hook postrouting priority 100; oifname \"eth2\" \
+         counter masquerade; } }"
+            .to_owned(),
+        "table ip n { chain p { type nat hook prerouting priority -100; tcp dport 80 \
+         dnat to 10.1.1.5; } }"
+            .to_owned(),
+    ];
+    for rules in &pass {
+        nft(router, rules);
+        daemon.until_status(Policy::Stateful, "nf_tables");
+        nft(router, "flush ruleset");
+        daemon.until_status(Policy::Plain, "");
+    }
+    let refused = [
+        (filter("tcp dport 80 drop"), "has rules"),
+        (filter("accept"), "conntrack is not in use"),
+        (filter("policy drop; ct state new accept"), "by policy"),
+        (filter(&format!("counter; {accept}")), "counter (rule 1 of c)"),
+        (filter(&format!("meta length > 1400 drop; {accept}")), "drop (rule 1 of c)"),
+        (filter(&format!("ip saddr 10.1.1.5 drop; {accept}")), "drop (rule 1 of c)"),
+        (filter(&format!("meta mark set 1; {accept}")), "meta (rule 1 of c)"),
+        (filter(&format!("limit rate 1/second accept; {accept}")), "limit (rule 1 of c)"),
+        (filter(&format!("tcp flags ack drop; {accept}")), "drop (rule 1 of c)"),
+        // For UDP it is something else.
+        (filter(&format!("@th,104,8 & 0x2 != 0 drop; {accept}")), "drop (rule 1 of c)"),
+        (
+            filter("meta l4proto udp ct state established accept; counter; ct state new drop"),
+            "counter",
+        ),
+        (filter("ct state established log accept"), "log (rule 1 of c)"),
+        (filter("ct state established reject"), "reject"),
+        (filter(&format!("ct state new ct event set new; {accept}")), "events of connections"),
+        (
+            // Before conntrack has looked, nothing is established.
+            "table ip r { chain p { type filter hook prerouting priority -300; \
+             ct state established accept; tcp dport 80 notrack; } }"
+                .to_owned(),
+            "notrack (rule 2 of p)",
+        ),
+        (
+            "table inet f { chain c { type filter hook postrouting priority 0; jump d; } \
+             chain d { ct state established ip ttl set 64; } }"
+                .to_owned(),
+            "payload (rule 1 of d)",
+        ),
+        (
+            "table ip f { flags dormant; chain c { type filter hook forward priority 0; \
+             ct state established accept; } }"
+                .to_owned(),
+            "dormant",
+        ),
+    ];
+    for (rules, said) in &refused {
+        nft(router, rules);
+        daemon.until_status(Policy::Nothing, said);
+        nft(router, "flush ruleset");
+        daemon.until_status(Policy::Plain, "");
+    }
 }
 
 #[test]

@@ -8,8 +8,10 @@
 //!
 //! A delegation in three parts, so that what changes often is small: [`Interfaces`] says where the
 //! router gets packets and sends them from, [`NextHops`] says under a number to whom it sends, and
-//! [`Routes`] says which prefixes take which number.
+//! [`Routes`] says which prefixes take which number. A router that filters or translates says instead
+//! which [`Connections`] do.
 
+mod connections;
 mod refusal;
 mod rpc;
 
@@ -19,6 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Mac, Name};
 
+pub use connections::{
+    Connection, ConnectionCount, ConnectionCounters, Connections, CountedConnections, Ends, Flow,
+    Transport,
+};
 pub use refusal::Refusal;
 pub use rpc::{Answer, Failed, Outcome, Request, Version};
 
@@ -59,6 +65,8 @@ method!(Routes, "router.routes", Done);
 method!(Status, "router.status", Done);
 method!(Renew, "router.renew", Lease);
 method!(Counters, "router.counters", Counted);
+method!(Connections, "router.connections", Done);
+method!(ConnectionCounters, "router.connection_counters", CountedConnections);
 method!(Withdraw, "router.withdraw", Done);
 
 /// Begins a session.
@@ -100,6 +108,8 @@ pub struct Limits {
     pub nexthops: u32,
     /// Prefixes.
     pub prefixes: u32,
+    /// Connections, each direction for itself.
+    pub connections: u32,
 }
 
 /// A port of the VM.
@@ -191,7 +201,7 @@ pub struct NextHops {
     /// New ones, and those that changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub set: Vec<NextHop>,
-    /// Numbers given up. No prefix may take them any more.
+    /// Numbers given up. No prefix and no connection may take them any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub del: Vec<u32>,
 }

@@ -39,8 +39,8 @@ pub use port::{
     PortKind, PortState, PortStats, Queue, SocketMode, Traffic, Wrong,
 };
 pub use router::{
-    Bypass, Router, RouterDetail, RouterHop, RouterInterface, RouterNextHop, RouterPrefix,
-    RouterPrefixes,
+    Bypass, Router, RouterConnection, RouterConnections, RouterDetail, RouterHop, RouterInterface,
+    RouterNextHop, RouterPrefix, RouterPrefixes,
 };
 pub use size::{BadSize, MemorySize};
 pub use time::{BadTimestamp, Timestamp};

@@ -1,6 +1,6 @@
 //! Routers that are bypassed, as the daemon shows them: VMs with a guest channel.
 
-use crate::channel::{Limits, Policy, Prefix, Refusal, SourceCheck};
+use crate::channel::{Ends, Flow, HopCount, Limits, Policy, Prefix, Refusal, SourceCheck};
 use crate::{Mac, Name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,6 +34,8 @@ pub struct Router {
     pub nexthops: usize,
     /// Number of its prefixes.
     pub prefixes: usize,
+    /// Number of its connections, each direction for itself.
+    pub connections: usize,
     /// The most it may have of each.
     pub limits: Limits,
     /// Packets that bypassed it.
@@ -44,7 +46,7 @@ pub struct Router {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// A router with all it delegated but its prefixes.
+/// A router with all it delegated but its prefixes and connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RouterDetail {
     /// The router.
@@ -93,6 +95,8 @@ pub struct RouterNextHop {
     pub hops: Vec<RouterHop>,
     /// Prefixes that take it.
     pub prefixes: u32,
+    /// Connections that take it.
+    pub connections: u32,
 }
 
 /// A neighbour of a router.
@@ -124,6 +128,30 @@ pub struct RouterPrefix {
     pub prefix: Prefix,
     /// Number of the next hop it takes.
     pub nexthop: u32,
+}
+
+/// Some of the connections of a router, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct RouterConnections {
+    /// The connections, each direction for itself.
+    pub connections: Vec<RouterConnection>,
+    /// There are more: ask again, `after` the last.
+    pub more: bool,
+}
+
+/// One direction of a connection of a router.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct RouterConnection {
+    /// Its packets, as they come.
+    pub flow: Flow,
+    /// Number of the interface that they come by.
+    pub interface: u32,
+    /// What becomes of their addresses and ports.
+    pub to: Ends,
+    /// Number of the next hop it takes.
+    pub nexthop: u32,
+    /// What went past the router since it was last set.
+    pub count: HopCount,
 }
 
 /// Whether a router is bypassed where it delegates.

@@ -34,10 +34,16 @@ pub struct VmConfig {
     #[schema(minimum = 1, maximum = 1_048_576)]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub prefixes_max: u32,
+    /// Connections its router may delegate at most, each direction for itself, 1 to 1048576.
+    #[serde(skip_serializing_if = "is_connections_default")]
+    #[schema(minimum = 1, maximum = 1_048_576)]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub connections_max: u32,
 }
 
 const NEXTHOPS_DEFAULT: u32 = 4096;
 const PREFIXES_DEFAULT: u32 = 131_072;
+const CONNECTIONS_DEFAULT: u32 = 65_536;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 fn is_nexthops_default(value: &u32) -> bool {
@@ -49,6 +55,11 @@ fn is_prefixes_default(value: &u32) -> bool {
     *value == PREFIXES_DEFAULT
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_connections_default(value: &u32) -> bool {
+    *value == CONNECTIONS_DEFAULT
+}
+
 impl Default for VmConfig {
     fn default() -> Self {
         Self {
@@ -57,6 +68,7 @@ impl Default for VmConfig {
             channel: None,
             nexthops_max: NEXTHOPS_DEFAULT,
             prefixes_max: PREFIXES_DEFAULT,
+            connections_max: CONNECTIONS_DEFAULT,
         }
     }
 }
@@ -72,7 +84,8 @@ impl VmConfig {
         }
         self.channel.as_deref().map_or(Ok(()), |socket| check_socket("channel", socket))?;
         in_range("nexthops_max", Some(self.nexthops_max), 1, 16_384, "next hops")?;
-        in_range("prefixes_max", Some(self.prefixes_max), 1, 1 << 20, "prefixes")
+        in_range("prefixes_max", Some(self.prefixes_max), 1, 1 << 20, "prefixes")?;
+        in_range("connections_max", Some(self.connections_max), 1, 1 << 20, "connections")
     }
 }
 

@@ -1,14 +1,15 @@
-//! What a VM delegated: interfaces, next hops and prefixes, and how they change.
+//! What a VM delegated: interfaces, next hops, prefixes and connections, and how they change.
 //!
 //! Each change is checked first and then done as a whole; it returns what the host has to do. Next
-//! hops by an interface that is behind no port lead to the router, so that a delegation counts for
-//! what is known of it.
+//! hops by an interface that is behind no port lead to the router, and connections that come by one do
+//! not count, so that a delegation counts for what is known of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use api::channel::{
-    self, Failed, HOPS_MAX, Hop, Interface, Interfaces, Limits, NextHops, Prefix, Refusal, Routes,
-    To,
+    self, Connection, Connections, Ends, Failed, Flow, HOPS_MAX, Hop, Interface, Interfaces,
+    Limits, NextHops, Prefix, Refusal, Routes, To,
 };
 use api::{Mac, Name, VLAN_MAX};
 
@@ -25,6 +26,7 @@ pub struct Delegation<P> {
     interfaces: Vec<KnownInterface<P>>,
     nexthops: BTreeMap<u32, KnownNextHop>,
     prefixes: BTreeMap<Prefix, u32>,
+    connections: BTreeMap<Flow, KnownConnection>,
 }
 
 /// An interface of the router.
@@ -43,11 +45,29 @@ pub struct KnownNextHop {
     pub to: To,
     /// Prefixes that take it.
     pub prefixes: u32,
+    /// Connections that take it.
+    pub connections: u32,
+}
+
+/// One direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownConnection {
+    /// The agent's number of the interface that its packets come by.
+    pub interface: u32,
+    /// What becomes of their addresses and ports.
+    pub to: Ends,
+    /// Number of its next hop.
+    pub nexthop: u32,
 }
 
 impl<P> Default for Delegation<P> {
     fn default() -> Self {
-        Self { interfaces: Vec::new(), nexthops: BTreeMap::new(), prefixes: BTreeMap::new() }
+        Self {
+            interfaces: Vec::new(),
+            nexthops: BTreeMap::new(),
+            prefixes: BTreeMap::new(),
+            connections: BTreeMap::new(),
+        }
     }
 }
 
@@ -67,9 +87,19 @@ impl<P: Copy + Eq> Delegation<P> {
         &self.prefixes
     }
 
+    /// Each direction of a connection by its packets, as they come.
+    pub fn connections(&self) -> &BTreeMap<Flow, KnownConnection> {
+        &self.connections
+    }
+
     /// Whether there is nothing at all.
     pub fn is_empty(&self) -> bool {
-        self.interfaces.is_empty() && self.nexthops.is_empty() && self.prefixes.is_empty()
+        self.interfaces.is_empty() && self.nexthops.is_empty() && !self.in_force()
+    }
+
+    /// Whether packets may go past the router.
+    pub(crate) fn in_force(&self) -> bool {
+        !self.prefixes.is_empty() || !self.connections.is_empty()
     }
 
     /// Other interfaces; those without a port are placed as far as possible.
@@ -146,6 +176,7 @@ impl<P: Copy + Eq> Delegation<P> {
             return Vec::new();
         }
         let (placed_before, targets) = (placed(&self.interfaces), self.targets());
+        let places_before = self.places();
         self.interfaces = interfaces;
         let mut actions = Vec::new();
         let placed = placed(&self.interfaces);
@@ -154,6 +185,14 @@ impl<P: Copy + Eq> Delegation<P> {
         }
         let changed = self.targets().into_iter().filter(|(n, to)| targets.get(n) != Some(to));
         actions.extend(changed.map(|(number, to)| Action::NextHop { number, to }));
+        let places = self.places();
+        for (flow, known) in &self.connections {
+            let place = places.get(&known.interface);
+            if place != places_before.get(&known.interface) {
+                let gone = Action::Disconnect(*flow);
+                actions.push(place.map_or(gone, |place| connect(*flow, *known, *place)));
+            }
+        }
         actions
     }
 
@@ -176,8 +215,10 @@ impl<P: Copy + Eq> Delegation<P> {
         let del: BTreeSet<u32> = request.del.into_iter().collect();
         for number in &del {
             match self.nexthops.get(number) {
-                Some(known) if known.prefixes > 0 => {
-                    let message = format!("{} prefixes take next hop {number}", known.prefixes);
+                Some(KnownNextHop { prefixes, connections, .. }) if prefixes + connections > 0 => {
+                    let message = format!(
+                        "{prefixes} prefixes and {connections} connections take next hop {number}"
+                    );
                     return Err(Failed::new(Refusal::NextHopInUse, message));
                 }
                 None if request.set.iter().all(|hop| hop.id != *number) => {
@@ -191,11 +232,11 @@ impl<P: Copy + Eq> Delegation<P> {
         for hop in request.set {
             let to = target(&hop.to, &places);
             let old = self.nexthops.get(&hop.id);
-            let prefixes = old.map_or(0, |old| old.prefixes);
+            let (prefixes, connections) = old.map_or((0, 0), |old| (old.prefixes, old.connections));
             if old.is_none_or(|old| target(&old.to, &places) != to) {
                 actions.push(Action::NextHop { number: hop.id, to });
             }
-            self.nexthops.insert(hop.id, KnownNextHop { to: hop.to, prefixes });
+            self.nexthops.insert(hop.id, KnownNextHop { to: hop.to, prefixes, connections });
         }
         for number in del {
             self.nexthops.remove(&number);
@@ -212,8 +253,7 @@ impl<P: Copy + Eq> Delegation<P> {
         for hop in hops {
             check_unicast(hop.mac)?;
             if !self.interfaces.iter().any(|known| known.interface.id == hop.interface) {
-                let message = format!("there is no interface {}", hop.interface);
-                return Err(Failed::new(Refusal::UnknownInterface, message));
+                return Err(unknown_interface(hop.interface));
             }
         }
         Ok(())
@@ -251,7 +291,7 @@ impl<P: Copy + Eq> Delegation<P> {
         for (prefix, new) in changes {
             let old = match new {
                 Some(nexthop) => {
-                    self.count(nexthop, |prefixes| prefixes + 1);
+                    self.with_nexthop(nexthop, |known| known.prefixes += 1);
                     actions.push(Action::Delegate { prefix, nexthop });
                     self.prefixes.insert(prefix, nexthop)
                 }
@@ -261,15 +301,79 @@ impl<P: Copy + Eq> Delegation<P> {
                 }
             };
             if let Some(old) = old {
-                self.count(old, |prefixes| prefixes - 1);
+                self.with_nexthop(old, |known| known.prefixes -= 1);
             }
         }
         Ok(actions)
     }
 
-    fn count(&mut self, nexthop: u32, change: impl FnOnce(u32) -> u32) {
+    /// Withdraws connections, then delegates some.
+    pub(crate) fn set_connections(
+        &mut self,
+        request: Connections,
+        limits: &Limits,
+    ) -> Result<Vec<Action<P>>, Failed> {
+        let ids: BTreeSet<u32> = self.interfaces.iter().map(|known| known.interface.id).collect();
+        // What becomes of each connection in the end.
+        let mut changes: BTreeMap<Flow, Option<KnownConnection>> = BTreeMap::new();
+        for flow in request.del {
+            check_ends(flow.source, flow.destination)?;
+            changes.insert(flow, None);
+        }
+        for Connection { flow, interface, to, nexthop } in request.set {
+            check_ends(flow.source, flow.destination)?;
+            check_ends(to.source, to.destination)?;
+            if flow.source.is_ipv4() != to.source.is_ipv4() {
+                return Err(bad_connection("a connection stays one of its version of IP"));
+            }
+            if !ids.contains(&interface) {
+                return Err(unknown_interface(interface));
+            }
+            if !self.nexthops.contains_key(&nexthop) {
+                return Err(unknown_next_hop(nexthop));
+            }
+            changes.insert(flow, Some(KnownConnection { interface, to, nexthop }));
+        }
+        changes.retain(|flow, new| self.connections.get(flow) != new.as_ref());
+        let (mut more, mut less) = (0, 0);
+        for (flow, new) in &changes {
+            match (self.connections.contains_key(flow), new) {
+                (false, _) => more += 1,
+                (true, None) => less += 1,
+                (true, Some(_)) => {}
+            }
+        }
+        if self.connections.len() + more - less > limits.connections as usize {
+            let message = format!("a router has at most {} connections", limits.connections);
+            return Err(Failed::new(Refusal::TooManyConnections, message));
+        }
+        let places = self.places();
+        let mut actions = Vec::with_capacity(changes.len());
+        for (flow, new) in changes {
+            let place = new.and_then(|new| Some((new, *places.get(&new.interface)?)));
+            let old = match new {
+                Some(new) => self.connections.insert(flow, new),
+                None => self.connections.remove(&flow),
+            };
+            let was = old.is_some_and(|old| places.contains_key(&old.interface));
+            match place {
+                Some((new, place)) => actions.push(connect(flow, new, place)),
+                None if was => actions.push(Action::Disconnect(flow)),
+                None => {}
+            }
+            if let Some(new) = new {
+                self.with_nexthop(new.nexthop, |known| known.connections += 1);
+            }
+            if let Some(old) = old {
+                self.with_nexthop(old.nexthop, |known| known.connections -= 1);
+            }
+        }
+        Ok(actions)
+    }
+
+    fn with_nexthop(&mut self, nexthop: u32, change: impl FnOnce(&mut KnownNextHop)) {
         if let Some(known) = self.nexthops.get_mut(&nexthop) {
-            known.prefixes = change(known.prefixes);
+            change(known);
         }
     }
 
@@ -333,6 +437,30 @@ fn check_unicast(mac: Mac) -> Result<(), Failed> {
         return Ok(());
     }
     Err(Failed::new(Refusal::NotUnicast, format!("{mac} is not the address of one station")))
+}
+
+fn connect<P>(flow: Flow, known: KnownConnection, interface: usize) -> Action<P> {
+    Action::Connect { flow, interface, to: known.to, nexthop: known.nexthop }
+}
+
+/// Both ends have to be of one version of IP. A scope is not part of a packet.
+fn check_ends(source: SocketAddr, destination: SocketAddr) -> Result<(), Failed> {
+    let scoped = |end: SocketAddr| matches!(end, SocketAddr::V6(v6) if v6.scope_id() != 0);
+    if source.is_ipv4() != destination.is_ipv4() {
+        return Err(bad_connection("both ends are of one version of IP"));
+    }
+    if scoped(source) || scoped(destination) {
+        return Err(bad_connection("an address has no scope"));
+    }
+    Ok(())
+}
+
+fn bad_connection(what: &str) -> Failed {
+    Failed::new(Refusal::BadParams, format!("connections: {what}"))
+}
+
+fn unknown_interface(id: u32) -> Failed {
+    Failed::new(Refusal::UnknownInterface, format!("there is no interface {id}"))
 }
 
 fn unknown_next_hop(number: u32) -> Failed {

@@ -16,13 +16,13 @@ mod lines;
 mod session;
 
 pub use budget::Budget;
-pub use delegation::{Delegation, KnownInterface, KnownNextHop};
+pub use delegation::{Delegation, KnownConnection, KnownInterface, KnownNextHop};
 pub use lines::{Line, Lines};
 pub use session::{Session, Step};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::channel::{HopCount, Prefix, SourceCheck};
+use api::channel::{Ends, Flow, HopCount, Prefix, SourceCheck};
 use api::{Mac, Name};
 
 /// What the host knows.
@@ -35,6 +35,8 @@ pub trait World {
     fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, Self::Port)>;
     /// What was sent by each next hop, by its number.
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>>;
+    /// What was sent of one direction of a connection, since it was last set.
+    fn connection_count(&self, flow: &Flow) -> HopCount;
 }
 
 /// A port of the VM.
@@ -65,7 +67,7 @@ pub enum Action<P> {
         /// Where to.
         to: Target,
     },
-    /// No prefix takes it any more.
+    /// No prefix and no connection takes it any more.
     RemoveNextHop(u32),
     /// A prefix takes this next hop from now on.
     Delegate {
@@ -76,6 +78,19 @@ pub enum Action<P> {
     },
     /// The prefix is the router's business again.
     Withdraw(Prefix),
+    /// One direction of a connection passes from now on, or goes elsewhere.
+    Connect {
+        /// Its packets, as they come. Both ends are of one version of IP, without a scope.
+        flow: Flow,
+        /// Place of the interface that they come by.
+        interface: usize,
+        /// What becomes of their addresses and ports. Of the same version.
+        to: Ends,
+        /// Number of a next hop.
+        nexthop: u32,
+    },
+    /// It is the router's business again.
+    Disconnect(Flow),
 }
 
 /// An interface that is behind a port.

@@ -1,13 +1,14 @@
 //! One VM's channel: lines in; actions, then an answer, out.
 
+use std::ops::Bound;
 use std::time::{Duration, Instant};
 
 use api::Name;
 use api::channel::{
-    Answer, ChannelPort, Counted, CountedNextHop, Counters, Done, Failed, Hello, HopCount,
-    Interfaces, LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, Method, NextHops, Outcome,
-    PROTOCOL, Placed, PlacedInterface, Refusal, Renew, Request, Routes, Status, Version, Welcome,
-    Withdraw,
+    Answer, ChannelPort, ConnectionCount, ConnectionCounters, Connections, Counted,
+    CountedConnections, CountedNextHop, Counters, Done, Failed, Hello, HopCount, Interfaces,
+    LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, Method, NextHops, Outcome, PROTOCOL,
+    Placed, PlacedInterface, Refusal, Renew, Request, Routes, Status, Version, Welcome, Withdraw,
 };
 
 use crate::{Action, Delegation, World};
@@ -140,6 +141,15 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             Counters::NAME => self.renewing(&request, now, |_, params: Counters| {
                 Ok((counted(params, world), Vec::new()))
             }),
+            Connections::NAME => self.renewing(&request, now, |session, params: Connections| {
+                let (delegation, limits) = (&mut session.delegation, session.limits);
+                Ok((Done {}, delegation.set_connections(params, &limits)?))
+            }),
+            ConnectionCounters::NAME => {
+                self.renewing(&request, now, |session, params: ConnectionCounters| {
+                    Ok((session.counted_connections(params, world), Vec::new()))
+                })
+            }
             Withdraw::NAME => self.renewing(&request, now, |session, _: Withdraw| {
                 session.delegation = Delegation::default();
                 Ok((Done {}, vec![Action::Clear]))
@@ -256,6 +266,31 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         Ok(())
     }
 
+    /// As many connections as fit a line.
+    fn counted_connections(
+        &self,
+        ConnectionCounters { after }: ConnectionCounters,
+        world: &impl World<Port = P>,
+    ) -> CountedConnections {
+        let mut counted = CountedConnections::default();
+        let mut room = LINE_MAX - ENVELOPE;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        for flow in self.delegation.connections().range((from, Bound::Unbounded)).map(|(f, _)| f) {
+            let one = ConnectionCount { flow: *flow, count: world.connection_count(flow) };
+            if one.count.packets == 0 {
+                continue;
+            }
+            let size = serde_json::to_vec(&one).map_or(usize::MAX, |text| text.len() + 1);
+            let Some(left) = room.checked_sub(size) else {
+                counted.more = true;
+                break;
+            };
+            room = left;
+            counted.connections.push(one);
+        }
+        counted
+    }
+
     fn placed(&self) -> Placed {
         let interfaces = self.delegation.interfaces().iter().map(|known| {
             let port = known.port.as_ref().map(|(_, name)| name.clone());
@@ -296,8 +331,8 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             Ok(params) => params,
             Err(error) => return self.refuse(id, Refusal::BadParams, &error.to_string()),
         };
-        // Without prefixes nothing is forwarded, so nothing can take another way.
-        let in_force = !self.delegation.prefixes().is_empty();
+        // When nothing is forwarded, nothing can take another way.
+        let in_force = self.delegation.in_force();
         match carry_out(self, params) {
             Ok((result, actions)) => {
                 let settle = in_force && !actions.is_empty();

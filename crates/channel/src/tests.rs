@@ -1,19 +1,20 @@
 //! A session against a plain model of what is delegated, and a host that does what it is told.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use api::channel::{
-    Answer, Hello, Hop, HopCount, Interface, Interfaces, LINE_MAX, Lease, Limits, Method, NextHop,
-    NextHops, Outcome, PlacedInterface as Where, Policy, Prefix, Refusal, Renew, Request, Routes,
-    SourceCheck, Status, To, Via, Withdraw,
+    Answer, Connection, Connections, Ends, Flow, Hello, Hop, HopCount, Interface, Interfaces,
+    LINE_MAX, Lease, Limits, Method, NextHop, NextHops, Outcome, PlacedInterface as Where, Policy,
+    Prefix, Refusal, Renew, Request, Routes, SourceCheck, Status, To, Transport, Via, Withdraw,
 };
 use api::{Mac, Name};
 use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { interfaces: 3, nexthops: 4, prefixes: 5 };
+const LIMITS: Limits = Limits { interfaces: 3, nexthops: 4, prefixes: 5, connections: 4 };
 const LEASE: Duration = Duration::from_millis(1000);
 
 /// Ports 0 and 1 have cards 0 and 1; card 2 was seen behind both, card 3 behind port 1.
@@ -42,6 +43,10 @@ impl World for Ports {
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
         BTreeMap::new()
     }
+
+    fn connection_count(&self, _: &Flow) -> HopCount {
+        HopCount::default()
+    }
 }
 
 fn name(n: u8) -> Name {
@@ -56,12 +61,26 @@ fn prefix(n: u8) -> Prefix {
     format!("10.{n}.0.0/16").parse().unwrap()
 }
 
+/// Ends of a connection: those above 4 are of two versions of IP.
+fn ends(n: u8) -> Ends {
+    let source = format!("10.0.0.{n}:1000").parse().unwrap();
+    let other = if n > 4 { "[2001:db8::2]:80" } else { "10.9.0.2:80" };
+    Ends { source, destination: other.parse().unwrap() }
+}
+
+fn flow(n: u8) -> Flow {
+    let Ends { source, destination } = ends(n);
+    Flow { protocol: Transport::Udp, source, destination }
+}
+
 /// A host that does what it is told: what packets would do.
 #[derive(Debug, Default, PartialEq)]
 struct Host {
     interfaces: Vec<PlacedInterface<u8>>,
     nexthops: BTreeMap<u32, Target>,
     prefixes: BTreeMap<Prefix, u32>,
+    /// Place of the interface, what it becomes, next hop.
+    connections: BTreeMap<Flow, (usize, Ends, u32)>,
 }
 
 impl Host {
@@ -79,6 +98,7 @@ impl Host {
                 }
                 Action::RemoveNextHop(number) => {
                     assert!(self.prefixes.values().all(|used| *used != number));
+                    assert!(self.connections.values().all(|(_, _, used)| *used != number));
                     self.nexthops.remove(&number).unwrap();
                 }
                 Action::Delegate { prefix, nexthop } => {
@@ -87,6 +107,14 @@ impl Host {
                 }
                 Action::Withdraw(prefix) => {
                     self.prefixes.remove(&prefix).unwrap();
+                }
+                Action::Connect { flow, interface, to, nexthop } => {
+                    assert!(self.nexthops.contains_key(&nexthop));
+                    let new = (interface, to, nexthop);
+                    assert_ne!(self.connections.insert(flow, new), Some(new));
+                }
+                Action::Disconnect(flow) => {
+                    self.connections.remove(&flow).unwrap();
                 }
             }
         }
@@ -101,6 +129,8 @@ struct Model {
     interfaces: Vec<(Interface, Option<u8>)>,
     nexthops: BTreeMap<u32, To>,
     prefixes: BTreeMap<Prefix, u32>,
+    /// Interface, what it becomes, next hop.
+    connections: BTreeMap<Flow, (u32, Ends, u32)>,
 }
 
 impl Model {
@@ -108,6 +138,7 @@ impl Model {
         self.interfaces.clear();
         self.nexthops.clear();
         self.prefixes.clear();
+        self.connections.clear();
     }
 
     /// The port of an interface that was behind `before`.
@@ -147,6 +178,14 @@ impl Model {
                 .collect(),
             nexthops: self.nexthops.iter().map(|(n, to)| (*n, target(to))).collect(),
             prefixes: self.prefixes.clone(),
+            connections: self
+                .connections
+                .iter()
+                .filter_map(|(flow, (interface, to, nexthop))| {
+                    let place = placed.iter().position(|(one, _)| one.id == *interface)?;
+                    Some((*flow, (place, *to, *nexthop)))
+                })
+                .collect(),
         }
     }
 
@@ -196,7 +235,9 @@ impl Model {
                 }
                 let del: BTreeSet<u32> = del.iter().copied().collect();
                 for number in &del {
-                    if self.prefixes.values().any(|used| used == number) {
+                    if self.prefixes.values().any(|used| used == number)
+                        || self.connections.values().any(|(_, _, used)| used == number)
+                    {
                         return Err(Refusal::NextHopInUse);
                     }
                     let set = set.iter().any(|hop| hop.id == *number);
@@ -221,6 +262,32 @@ impl Model {
                 }
                 self.prefixes = prefixes;
             }
+            Asked::Connections(Connections { set, del }) => {
+                let two = |source: SocketAddr, destination: SocketAddr| {
+                    source.is_ipv4() != destination.is_ipv4()
+                };
+                if del.iter().any(|flow| two(flow.source, flow.destination)) {
+                    return Err(Refusal::BadParams);
+                }
+                let mut connections = self.connections.clone();
+                connections.retain(|flow, _| !del.contains(flow));
+                for Connection { flow, interface, to, nexthop } in set {
+                    if two(flow.source, flow.destination) || two(to.source, to.destination) {
+                        return Err(Refusal::BadParams);
+                    }
+                    if self.interfaces.iter().all(|(one, _)| one.id != *interface) {
+                        return Err(Refusal::UnknownInterface);
+                    }
+                    if !self.nexthops.contains_key(nexthop) {
+                        return Err(Refusal::UnknownNextHop);
+                    }
+                    connections.insert(*flow, (*interface, *to, *nexthop));
+                }
+                if connections.len() > 4 {
+                    return Err(Refusal::TooManyConnections);
+                }
+                self.connections = connections;
+            }
             Asked::Withdraw => self.clear(),
         }
         self.lease = Some(Some(now + LEASE));
@@ -234,6 +301,7 @@ enum Asked {
     Interfaces(Vec<Interface>),
     NextHops(NextHops),
     Routes(Routes),
+    Connections(Connections),
     Renew,
     Withdraw,
 }
@@ -248,6 +316,7 @@ impl Asked {
             Self::Interfaces(all) => Request::line(id, &Interfaces { interfaces: all.clone() }),
             Self::NextHops(params) => Request::line(id, params),
             Self::Routes(params) => Request::line(id, params),
+            Self::Connections(params) => Request::line(id, params),
             Self::Renew => Request::line(id, &Renew {}),
             Self::Withdraw => Request::line(id, &Withdraw {}),
         }
@@ -290,11 +359,23 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let prefixes = || proptest::collection::vec((0..8u8).prop_map(prefix), 0..4);
     let via = (0..5u32, prefixes()).prop_map(|(nexthop, prefixes)| Via { nexthop, prefixes });
     let routes = (proptest::collection::vec(via, 0..3), prefixes());
+    let connection =
+        (0..6u8, 0..4u32, 0..6u8, 0..4u32).prop_map(|(from, interface, to, nexthop)| Connection {
+            flow: flow(from),
+            interface,
+            to: ends(to),
+            nexthop,
+        });
+    let connections = (
+        proptest::collection::vec(connection, 0..3),
+        proptest::collection::vec((0..6u8).prop_map(flow), 0..2),
+    );
     let asked = prop_oneof![
         2 => Just(Asked::Hello),
         4 => proptest::collection::vec(interface, 0..4).prop_map(Asked::Interfaces),
         6 => nexthops.prop_map(|(set, del)| Asked::NextHops(NextHops { set, del })),
         8 => routes.prop_map(|(set, del)| Asked::Routes(Routes { set, del })),
+        8 => connections.prop_map(|(set, del)| Asked::Connections(Connections { set, del })),
         3 => Just(Asked::Renew),
         1 => Just(Asked::Withdraw),
     ];
@@ -338,8 +419,8 @@ proptest! {
         for (event, id) in events.into_iter().zip(0..) {
             match event {
                 Event::Ask(asked) => {
+                    let in_force = !model.prefixes.is_empty() || !model.connections.is_empty();
                     let expected = model.ask(&asked, now, &ports);
-                    let in_force = !host.prefixes.is_empty();
                     let step = session.line(&asked.line(id), now, &ports);
                     prop_assert_eq!(refused(&step.answer, id), expected.err(), "{:?}", asked);
                     prop_assert_eq!(step.settle, in_force && !step.actions.is_empty());
@@ -382,6 +463,8 @@ proptest! {
             let used = |number: u32| host.prefixes.values().filter(|used| **used == number).count();
             for (number, known) in session.delegation().nexthops() {
                 prop_assert_eq!(known.prefixes as usize, used(*number));
+                let taken = model.connections.values().filter(|(_, _, used)| used == number);
+                prop_assert_eq!(known.connections as usize, taken.count());
             }
         }
         refusals.retain(|_, count| *count > 0);
@@ -486,6 +569,9 @@ fn counters_come_in_lines() {
                 .map(|id| (id, vec![if id % 2 == 0 { most } else { HopCount::default() }; 64]))
                 .collect()
         }
+        fn connection_count(&self, _: &Flow) -> HopCount {
+            HopCount::default()
+        }
     }
     use api::channel::{Counted, Counters};
     let (mut session, now) = (session(), Instant::now());
@@ -506,6 +592,102 @@ fn counters_come_in_lines() {
         }
     }
     assert_eq!(seen, (0..5000).step_by(2).collect::<Vec<u32>>());
+}
+
+#[test]
+fn connections_are_counted_in_lines() {
+    use api::channel::{ConnectionCounters, CountedConnections};
+    /// Counts every second one.
+    struct Busy;
+    impl World for Busy {
+        type Port = u8;
+        fn ports(&self) -> Vec<Port<u8>> {
+            Vec::new()
+        }
+        fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
+            Vec::new()
+        }
+        fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
+            BTreeMap::new()
+        }
+        fn connection_count(&self, flow: &Flow) -> HopCount {
+            let packets = if flow.source.port().is_multiple_of(2) { u64::MAX } else { 0 };
+            HopCount { packets, bytes: u64::MAX }
+        }
+    }
+    let limits = Limits { connections: 2000, ..LIMITS };
+    let (mut session, now) =
+        (Session::new("edge".parse().unwrap(), "hayate".to_owned(), limits), Instant::now());
+    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
+    ask(Request::line(1, &Hello { protocol: 1, agent: String::new(), lease_ms: None }).unwrap());
+    let interface = Interface {
+        id: 1,
+        name: "e".to_owned(),
+        mac: mac(1),
+        card: None,
+        vlan: None,
+        mtu: 1500,
+        source_check: SourceCheck::Off,
+        source_check_v6: SourceCheck::Off,
+    };
+    ask(Request::line(1, &Interfaces { interfaces: vec![interface] }).unwrap());
+    let via = NextHop { id: 1, to: To::Via(Vec::new()) };
+    ask(Request::line(1, &NextHops { set: vec![via], del: Vec::new() }).unwrap());
+    let end = |port: u16| {
+        SocketAddr::new("2001:db8:1111:2222:3333:4444:5555:6666".parse().unwrap(), port)
+    };
+    for port in 0..2000 {
+        let to = Ends { source: end(port), destination: end(80) };
+        let flow =
+            Flow { protocol: Transport::Tcp, source: to.source, destination: to.destination };
+        let set = vec![Connection { flow, interface: 1, to, nexthop: 1 }];
+        let answer = ask(Request::line(1, &Connections { set, del: Vec::new() }).unwrap());
+        assert_eq!(refused(&answer, 1), None);
+    }
+    let (mut seen, mut after, mut lines) = (Vec::new(), None, 0);
+    loop {
+        let answer = ask(Request::line(1, &ConnectionCounters { after }).unwrap());
+        assert!(answer.len() <= LINE_MAX);
+        let answer: Answer<CountedConnections> = serde_json::from_slice(&answer).unwrap();
+        let Outcome::Result(counted) = answer.outcome else { panic!("refused") };
+        seen.extend(counted.connections.iter().map(|one| one.flow.source.port()));
+        after = counted.connections.last().map(|one| one.flow);
+        lines += 1;
+        if !counted.more {
+            break;
+        }
+    }
+    assert!(lines > 1);
+    assert_eq!(seen, (0..2000).step_by(2).collect::<Vec<u16>>());
+}
+
+#[test]
+fn a_connection_is_of_one_version_of_ip_and_has_no_scope() {
+    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    granted(
+        &mut session,
+        &Hello { protocol: 1, agent: String::new(), lease_ms: None },
+        now,
+        &ports,
+    );
+    for (source, destination, protocol) in [
+        ("10.0.0.1:1", "[2001:db8::1]:1", "tcp"),
+        ("[fe80::1%2]:1", "[fe80::2]:1", "tcp"),
+        ("[fe80::1]:1", "[fe80::2%2]:1", "udp"),
+        ("10.0.0.1", "10.0.0.2:1", "udp"),
+        ("10.0.0.1:1", "10.0.0.2:65536", "udp"),
+        ("10.0.0.1:1", "10.0.0.2:1", "sctp"),
+    ] {
+        let line = format!(
+            "{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"router.connections\",\"params\":{{\"del\":[{{\
+             \"protocol\":\"{protocol}\",\"source\":\"{source}\",\"destination\":\"{destination}\"}}]}}}}"
+        );
+        let step = session.line(line.as_bytes(), now, &ports);
+        assert_eq!(refused(&step.answer, 1), Some(Refusal::BadParams), "{source} {destination}");
+    }
+    // One that is not there is given up already.
+    let del = vec![flow(1)];
+    granted(&mut session, &Connections { set: Vec::new(), del }, now, &ports);
 }
 
 #[test]

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::Mac;
-use api::channel::{HopCount, LINE_MAX, Limits, Prefix};
+use api::channel::{Ends, Flow, HopCount, LINE_MAX, Limits, Prefix};
 use channel::{Action, Line, Lines, Port, Session, Step, Target, World};
 
 use crate::bytes::Bytes;
 
-const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16 };
+const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16, connections: 8 };
 
 /// The target.
 ///
@@ -89,6 +89,10 @@ impl World for Ports {
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
         [(1, vec![HopCount { packets: 1, bytes: 64 }])].into()
     }
+
+    fn connection_count(&self, flow: &Flow) -> HopCount {
+        HopCount { packets: u64::from(flow.source.port() & 1), bytes: 64 }
+    }
 }
 
 /// What the host was told.
@@ -97,11 +101,13 @@ struct Host {
     interfaces: usize,
     nexthops: BTreeMap<u32, Target>,
     prefixes: BTreeMap<Prefix, u32>,
+    /// Place of the interface, what it becomes, next hop.
+    connections: BTreeMap<Flow, (usize, Ends, u32)>,
 }
 
 impl Host {
     fn take(&mut self, step: Step<u8>) {
-        let in_force = !self.prefixes.is_empty();
+        let in_force = !self.prefixes.is_empty() || !self.connections.is_empty();
         assert!(step.answer.len() <= LINE_MAX && step.answer.ends_with(b"\n"));
         let answer: serde_json::Value = serde_json::from_slice(&step.answer).expect("an answer");
         assert_eq!(answer["id"].as_u64(), step.id);
@@ -114,6 +120,7 @@ impl Host {
                 Action::NextHop { number, to } => drop(self.nexthops.insert(number, to)),
                 Action::RemoveNextHop(number) => {
                     assert!(self.prefixes.values().all(|used| *used != number));
+                    assert!(self.connections.values().all(|(_, _, used)| *used != number));
                     self.nexthops.remove(&number).expect("a next hop");
                 }
                 Action::Delegate { prefix, nexthop } => {
@@ -121,6 +128,15 @@ impl Host {
                 }
                 Action::Withdraw(prefix) => {
                     self.prefixes.remove(&prefix).expect("a prefix");
+                }
+                Action::Connect { flow, interface, to, nexthop } => {
+                    let version = flow.source.is_ipv4();
+                    let ends = [flow.destination, to.source, to.destination];
+                    assert!(ends.iter().all(|end| end.is_ipv4() == version));
+                    self.connections.insert(flow, (interface, to, nexthop));
+                }
+                Action::Disconnect(flow) => {
+                    self.connections.remove(&flow).expect("a connection");
                 }
             }
         }
@@ -135,13 +151,22 @@ impl Host {
             assert!(hops.iter().all(|(place, mac)| *place < self.interfaces && mac.0[0] & 1 == 0));
         }
         assert!(self.prefixes.values().all(|number| self.nexthops.contains_key(number)));
+        assert!(self.connections.len() <= LIMITS.connections as usize);
+        for (place, _, number) in self.connections.values() {
+            assert!(*place < self.interfaces && self.nexthops.contains_key(number));
+        }
         // The session shows what the host has.
         let delegation = session.delegation();
         assert_eq!(&self.prefixes, delegation.prefixes());
         assert!(self.nexthops.keys().eq(delegation.nexthops().keys()));
+        assert!(delegation.connections().len() <= LIMITS.connections as usize);
+        let known = |flow: &Flow| delegation.connections().contains_key(flow);
+        assert!(self.connections.keys().all(known));
         let used = |number: &u32| self.prefixes.values().filter(|used| *used == number).count();
         let counted = |(number, known): (&u32, &channel::KnownNextHop)| {
-            known.prefixes as usize == used(number)
+            let connections = delegation.connections().values();
+            let taken = connections.filter(|one| one.nexthop == *number).count();
+            known.prefixes as usize == used(number) && known.connections as usize == taken
         };
         assert!(delegation.nexthops().iter().all(counted));
     }

@@ -4,13 +4,14 @@
 //! or when the daemon says that all is lost; then everything is told anew. What the daemon refuses
 //! in a way that the plan did not foresee ends the session: what was told is withdrawn first.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use api::Name;
 use api::channel::{
-    Answer, Counted, Counters, Failed, Hello, Lease, Method, Outcome, PROTOCOL, Placed, Refusal,
-    Renew, Request, Welcome, Withdraw,
+    Answer, ConnectionCounters, Counted, CountedConnections, Counters, Failed, Flow, Hello, Lease,
+    Method, Outcome, PROTOCOL, Placed, Refusal, Renew, Request, Welcome, Withdraw,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -35,8 +36,20 @@ enum Asked {
     Interfaces,
     Renew,
     Counters,
+    Connections,
     /// All is given up, and nothing comes after it.
     Last,
+}
+
+/// What packets passed the router by, as an answer says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    /// Neighbours that they went to.
+    pub(crate) neighbours: Vec<(Ifindex, IpAddr)>,
+    /// Connections that they were of.
+    pub(crate) connections: BTreeSet<Flow>,
+    /// With these, all connections that were used were told.
+    pub(crate) all_connections: bool,
 }
 
 /// Whom we talk to.
@@ -69,6 +82,9 @@ pub(crate) struct Session {
     counted: Instant,
     /// There are more counters, of numbers above this one.
     more: Option<u32>,
+    /// When connections were counted, and that there are more, behind this one.
+    counted_connections: Instant,
+    more_connections: Option<Flow>,
     stray: usize,
     /// Nothing more is to be told; why, if it is a failure.
     ending: Option<End>,
@@ -87,6 +103,8 @@ impl Session {
             renewed: now,
             counted: now,
             more: None,
+            counted_connections: now,
+            more_connections: None,
             stray: 0,
             ending: None,
         }
@@ -129,10 +147,18 @@ impl Session {
             let after = self.more.take();
             return Some(self.ask(Asked::Counters, &Counters { after }, now));
         }
+        if self.more_connections.is_some()
+            || self.connections_due(state).is_some_and(|at| now >= at)
+        {
+            self.counted_connections = now;
+            let after = self.more_connections.take();
+            return Some(self.ask(Asked::Connections, &ConnectionCounters { after }, now));
+        }
         Some(match plan.next(state) {
             Some(Call::Interfaces(call)) => self.ask(Asked::Interfaces, &call, now),
             Some(Call::NextHops(call)) => self.ask(Asked::Plan, &call, now),
             Some(Call::Routes(call)) => self.ask(Asked::Plan, &call, now),
+            Some(Call::Connections(call)) => self.ask(Asked::Plan, &call, now),
             Some(Call::Status(call)) => self.ask(Asked::Plan, &call, now),
             Some(Call::Withdraw) => self.ask(Asked::Plan, &Withdraw {}, now),
             None if renew => self.ask(Asked::Renew, &Renew {}, now),
@@ -141,12 +167,21 @@ impl Session {
     }
 
     /// When [`Session::next`] has something to say at the latest, or the answer is overdue.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self, state: &State) -> Option<Instant> {
         match (&self.asked, &self.peer) {
             (Some((_, since)), _) => Some(*since + self.patience()),
-            (None, Some(peer)) => Some((self.renewed + peer.lease / 4).min(self.counted + COUNT)),
+            (None, Some(peer)) => {
+                let next = (self.renewed + peer.lease / 4).min(self.counted + COUNT);
+                Some(self.connections_due(state).map_or(next, |at| next.min(at)))
+            }
             (None, None) => None,
         }
+    }
+
+    /// When connections are to be counted, if the router has any to count.
+    fn connections_due(&self, state: &State) -> Option<Instant> {
+        let due = self.counted_connections + state.connection_interval;
+        state.filters().any().then_some(due)
     }
 
     /// Whether the answer is overdue.
@@ -158,7 +193,7 @@ impl Session {
         self.peer.as_ref().map_or(PATIENCE, |peer| peer.lease.max(PATIENCE))
     }
 
-    /// A line from the daemon. Returns the neighbours that packets went to, if it says so.
+    /// A line from the daemon. Returns what passed the router by, if it says so.
     ///
     /// # Errors
     /// The session is over.
@@ -167,22 +202,24 @@ impl Session {
         plan: &mut Plan,
         state: &State,
         line: &[u8],
-    ) -> Result<Vec<(Ifindex, IpAddr)>, End> {
+    ) -> Result<Used, End> {
         let answer = serde_json::from_slice::<Answer<Value>>(line);
         let outcome = match (answer, self.asked) {
             (Ok(Answer { id: Some(id), outcome, .. }), Some(_)) if id == self.id => outcome,
             // An answer to somebody before us, or to what was left of his last line.
             (_, None | Some((Asked::Hello, _))) if self.stray < STRAY_LINES => {
                 self.stray += 1;
-                return Ok(Vec::new());
+                return Ok(Used::default());
             }
             (Ok(Answer { outcome: Outcome::Error(failed), .. }), _) => Outcome::Error(failed),
             _ => return Err(End::Failed("the daemon's answer cannot be read".to_owned())),
         };
-        let Some((asked, _)) = self.asked.take() else { return Ok(Vec::new()) };
+        let Some((asked, _)) = self.asked.take() else { return Ok(Used::default()) };
         let result = match outcome {
             Outcome::Result(result) => result,
-            Outcome::Error(failed) => return self.refused(asked, &failed).map(|()| Vec::new()),
+            Outcome::Error(failed) => {
+                return self.refused(asked, &failed).map(|()| Used::default());
+            }
         };
         match asked {
             Asked::Hello => {
@@ -206,13 +243,23 @@ impl Session {
             Asked::Counters => {
                 let counted: Counted = read(result)?;
                 self.more = counted.nexthops.last().map(|one| one.id).filter(|_| counted.more);
-                return Ok(plan.counted(&counted));
+                return Ok(Used { neighbours: plan.counted(&counted), ..Used::default() });
+            }
+            Asked::Connections => {
+                let counted: CountedConnections = read(result)?;
+                let last = counted.connections.last().map(|one| one.flow);
+                self.more_connections = last.filter(|_| counted.more);
+                return Ok(Used {
+                    connections: plan.counted_connections(&counted),
+                    all_connections: self.more_connections.is_none(),
+                    ..Used::default()
+                });
             }
             Asked::Last => {
                 return Err(self.ending.clone().unwrap_or(End::Stopped));
             }
         }
-        Ok(Vec::new())
+        Ok(Used::default())
     }
 
     fn refused(&mut self, asked: Asked, failed: &Failed) -> Result<(), End> {

@@ -1,4 +1,4 @@
-//! What else is done to packets than routing them: netfilter, traffic control, IPsec, MPLS.
+//! What else is done to packets than routing them: iptables, traffic control, IPsec, MPLS.
 //!
 //! Each check looks in one place and says what it found. What cannot be read counts as found.
 
@@ -8,7 +8,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::netlink::{Message, Socket, attributes, be32, malformed, number, text};
+use super::netlink::{Socket, attributes, malformed, number, text};
 use super::uapi::*;
 use crate::state::{Family, Ifindex, Kind, Obstacle, Settings, State};
 
@@ -18,57 +18,6 @@ const PLAIN_QDISCS: [&str; 9] =
 
 /// Of the thread's own namespace, where `/proc/net` would be the process's.
 const PROC_NET: &str = "/proc/thread-self/net";
-
-/// Rules of nf_tables in hooks that a forwarded packet passes.
-pub(super) fn nftables(socket: Option<&mut Socket>) -> BTreeSet<Obstacle> {
-    let Some(socket) = socket else { return BTreeSet::new() };
-    found("nf_tables", socket.dump_into(NFT_MSG_GETCHAIN, &[AF_UNSPEC, 0, 0, 0], chain))
-}
-
-fn chain(found: &mut BTreeSet<Obstacle>, message: &Message<'_>) -> io::Result<()> {
-    let [protocol, ..] = *message.body else { return Err(malformed()) };
-    if message.kind != NFT_MSG_NEWCHAIN {
-        return Ok(());
-    }
-    let (mut table, mut name) = (String::new(), String::new());
-    let (mut hook, mut policy, mut rules) = (None, NF_ACCEPT, 0);
-    for attribute in attributes(message.body, 4) {
-        match attribute? {
-            (NFTA_CHAIN_TABLE, value) => table = text(value),
-            (NFTA_CHAIN_NAME, value) => name = text(value),
-            (NFTA_CHAIN_HOOK, value) => {
-                for attribute in attributes(value, 0) {
-                    if let (NFTA_HOOK_HOOKNUM, value) = attribute? {
-                        hook = Some(be32(value).ok_or_else(malformed)?);
-                    }
-                }
-            }
-            (NFTA_CHAIN_POLICY, value) => policy = be32(value).ok_or_else(malformed)?,
-            // Nothing jumps to a base chain: its uses are its rules.
-            (NFTA_CHAIN_USE, value) => rules = be32(value).ok_or_else(malformed)?,
-            _ => {}
-        }
-    }
-    let Some(hook) = hook else { return Ok(()) };
-    let (family, word, passed) = match protocol {
-        NFPROTO_IPV4 => (Some(Family::V4), "ip", forwarded(hook)),
-        NFPROTO_IPV6 => (Some(Family::V6), "ip6", forwarded(hook)),
-        NFPROTO_INET => (None, "inet", forwarded(hook)),
-        NFPROTO_NETDEV => (None, "netdev", true),
-        _ => return Ok(()),
-    };
-    if passed && (rules > 0 || policy != NF_ACCEPT) {
-        let what = if rules > 0 { "has rules" } else { "drops by policy" };
-        let what = format!("nf_tables chain {word} {table} {name} {what}");
-        found.insert(Obstacle { family, what });
-    }
-    Ok(())
-}
-
-/// Whether packets that are forwarded pass a hook of IP.
-fn forwarded(hook: u32) -> bool {
-    !matches!(hook, NF_INET_LOCAL_IN | NF_INET_LOCAL_OUT)
-}
 
 /// Tables of the older iptables. They are there once something asked for them.
 pub(super) fn iptables() -> BTreeSet<Obstacle> {

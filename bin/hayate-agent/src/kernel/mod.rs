@@ -11,8 +11,10 @@
 //! of the things that make a router not plain is an [`Obstacle`].
 
 mod checks;
+mod conntrack;
 mod netlink;
 mod read;
+mod rules;
 mod uapi;
 
 use std::collections::BTreeSet;
@@ -25,6 +27,8 @@ use rustix::io::Errno;
 use rustix::net::netlink as protocol;
 
 use crate::state::{Family, Ifindex, Obstacle, State, Table};
+use api::channel::Flow;
+use conntrack::Conntrack;
 use netlink::{Events, Message, Socket, attribute};
 use read::ReadRoute;
 use uapi::*;
@@ -43,6 +47,8 @@ pub(crate) struct Kernel {
     /// Netfilter and IPsec, where the kernel has them: requests and events.
     netfilter: Option<(Socket, Socket)>,
     xfrm: Option<(Socket, Socket)>,
+    /// While rules are such that connections may pass.
+    conntrack: Option<Conntrack>,
     due: Due,
     looked: Instant,
     routes_not_before: Instant,
@@ -88,6 +94,7 @@ impl Kernel {
             route: Socket::requests(None)?,
             netfilter: optional(protocol::NETFILTER, NFNLGRP_NFTABLES)?,
             xfrm: optional(protocol::XFRM, XFRMNLGRP_POLICY)?,
+            conntrack: None,
             due: Due { all: true, ..Due::default() },
             looked: now,
             routes_not_before: now,
@@ -98,7 +105,8 @@ impl Kernel {
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let others = [&self.netfilter, &self.xfrm];
         let others = others.into_iter().flatten().map(|(_, events)| events.fd());
-        std::iter::once(self.events.fd()).chain(others)
+        let conntrack = self.conntrack.iter().map(Conntrack::fd);
+        std::iter::once(self.events.fd()).chain(others).chain(conntrack)
     }
 
     /// When [`Kernel::settle`] has something to do without an event.
@@ -123,7 +131,35 @@ impl Kernel {
             // What changed meanwhile.
             self.read_events(state)?;
         }
-        self.read_due(state)
+        self.read_due(state)?;
+        self.follow_connections(state)
+    }
+
+    fn follow_connections(&mut self, state: &mut State) -> io::Result<()> {
+        if !state.filters().any() {
+            self.conntrack = None;
+            state.clear_connections();
+            return Ok(());
+        }
+        if self.conntrack.is_none() {
+            self.conntrack = Some(Conntrack::open()?);
+        }
+        self.conntrack.as_mut().map_or(Ok(()), |conntrack| conntrack.settle(state))
+    }
+
+    /// Packets of these connections passed the kernel by: keeps them alive. With `all`, those that
+    /// were not told are silent.
+    pub(crate) fn used_connections<'a>(
+        &mut self,
+        state: &mut State,
+        used: impl IntoIterator<Item = &'a Flow>,
+        all: bool,
+    ) {
+        let Some(conntrack) = &mut self.conntrack else { return };
+        used.into_iter().for_each(|original| conntrack.used(state, original));
+        if all {
+            conntrack.tick(state);
+        }
     }
 
     fn read_events(&mut self, state: &mut State) -> io::Result<()> {
@@ -193,7 +229,13 @@ impl Kernel {
         }
         if due.nftables {
             let socket = self.netfilter.as_mut().map(|(requests, _)| requests);
-            state.set_obstacles("nf_tables", checks::nftables(socket));
+            let (filters, obstacles) = rules::read(socket);
+            if let Some(conntrack) = self.conntrack.as_mut().filter(|_| filters != state.filters())
+            {
+                conntrack.doubt();
+            }
+            state.set_filters(filters);
+            state.set_obstacles("nf_tables", obstacles);
         }
         if due.xfrm {
             let socket = self.xfrm.as_mut().map(|(requests, _)| requests);

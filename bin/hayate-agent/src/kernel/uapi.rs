@@ -10,6 +10,7 @@ pub(super) const NLM_F_ACK: u16 = 4;
 pub(super) const NLM_F_DUMP: u16 = 0x300;
 pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
 pub(super) const NLM_F_REPLACE: u16 = 0x100;
+pub(super) const NLM_F_CREATE: u16 = 0x400;
 pub(super) const NLM_F_APPEND: u16 = 0x800;
 
 // socket.h
@@ -159,22 +160,128 @@ pub(super) const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
 pub(super) const TC_H_CLSACT_EGRESS: u32 = 0xffff_fff3;
 
 // netfilter/nfnetlink.h, netfilter/nf_tables.h, netfilter.h
+pub(super) const NLA_F_NESTED: u16 = 1 << 15;
 pub(super) const NFNLGRP_NFTABLES: u32 = group(7);
-pub(super) const NFT_MSG_NEWCHAIN: u16 = 10 << 8 | 3;
+pub(super) const NFT_MSG_GETTABLE: u16 = 10 << 8 | 1;
 pub(super) const NFT_MSG_GETCHAIN: u16 = 10 << 8 | 4;
+pub(super) const NFT_MSG_GETRULE: u16 = 10 << 8 | 7;
+pub(super) const NFTA_TABLE_FLAGS: u16 = 2;
+pub(super) const NFT_TABLE_F_DORMANT: u32 = 1;
 pub(super) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(super) const NFTA_CHAIN_NAME: u16 = 3;
 pub(super) const NFTA_CHAIN_HOOK: u16 = 4;
 pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
 pub(super) const NFTA_CHAIN_USE: u16 = 6;
+pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
+pub(super) const NFTA_RULE_TABLE: u16 = 1;
+pub(super) const NFTA_RULE_CHAIN: u16 = 2;
+pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(super) const NFTA_EXPR_NAME: u16 = 1;
+pub(super) const NFTA_EXPR_DATA: u16 = 2;
+pub(super) const NFTA_DATA_VALUE: u16 = 1;
+pub(super) const NFTA_DATA_VERDICT: u16 = 2;
+pub(super) const NFTA_VERDICT_CODE: u16 = 1;
+pub(super) const NFTA_VERDICT_CHAIN: u16 = 2;
+pub(super) const NFT_CONTINUE: i32 = -1;
+pub(super) const NFT_BREAK: i32 = -2;
+pub(super) const NFT_JUMP: i32 = -3;
+pub(super) const NFT_GOTO: i32 = -4;
+pub(super) const NFT_RETURN: i32 = -5;
+pub(super) const NFT_REG_VERDICT: u32 = 0;
+pub(super) const NFTA_CT_DREG: u16 = 1;
+pub(super) const NFTA_CT_KEY: u16 = 2;
+pub(super) const NFTA_CT_SREG: u16 = 4;
+pub(super) const NFT_CT_STATE: u32 = 0;
+pub(super) const NFT_CT_EVENTMASK: u32 = 18;
+/// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED)`.
+pub(super) const CT_STATE_ESTABLISHED: u32 = 2;
+pub(super) const NFTA_META_DREG: u16 = 1;
+pub(super) const NFTA_META_KEY: u16 = 2;
+pub(super) const NFT_META_NFPROTO: u32 = 15;
+pub(super) const NFT_META_L4PROTO: u32 = 16;
+pub(super) const NFTA_PAYLOAD_DREG: u16 = 1;
+pub(super) const NFTA_PAYLOAD_BASE: u16 = 2;
+pub(super) const NFTA_PAYLOAD_OFFSET: u16 = 3;
+pub(super) const NFTA_PAYLOAD_LEN: u16 = 4;
+pub(super) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
+pub(super) const NFTA_FIB_DREG: u16 = 1;
+pub(super) const NFTA_RT_DREG: u16 = 1;
+pub(super) const NFTA_EXTHDR_DREG: u16 = 1;
+pub(super) const NFTA_BYTEORDER_DREG: u16 = 2;
+pub(super) const NFTA_BITWISE_SREG: u16 = 1;
+pub(super) const NFTA_BITWISE_DREG: u16 = 2;
+pub(super) const NFTA_BITWISE_MASK: u16 = 4;
+pub(super) const NFTA_BITWISE_XOR: u16 = 5;
+pub(super) const NFTA_BITWISE_OP: u16 = 6;
+pub(super) const NFTA_CMP_SREG: u16 = 1;
+pub(super) const NFTA_CMP_OP: u16 = 2;
+pub(super) const NFTA_CMP_DATA: u16 = 3;
+pub(super) const NFT_CMP_EQ: u32 = 0;
+pub(super) const NFT_CMP_NEQ: u32 = 1;
+pub(super) const NFTA_LOOKUP_DREG: u16 = 3;
+pub(super) const NFTA_IMMEDIATE_DREG: u16 = 1;
+pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;
+pub(super) const NFTA_OBJREF_IMM_TYPE: u16 = 1;
+pub(super) const NFT_OBJECT_CT_TIMEOUT: u32 = 7;
+pub(super) const NFTA_TARGET_NAME: u16 = 1;
 pub(super) const NF_ACCEPT: u32 = 1;
 pub(super) const NFPROTO_INET: u8 = 1;
 pub(super) const NFPROTO_IPV4: u8 = 2;
 pub(super) const NFPROTO_NETDEV: u8 = 5;
 pub(super) const NFPROTO_IPV6: u8 = 10;
+pub(super) const NF_INET_PRE_ROUTING: u32 = 0;
 pub(super) const NF_INET_LOCAL_IN: u32 = 1;
 pub(super) const NF_INET_LOCAL_OUT: u32 = 3;
+pub(super) const NF_INET_INGRESS: u32 = 5;
+pub(super) const NF_IP_PRI_CONNTRACK: i32 = -200;
+
+// in.h, tcp.h
+pub(super) const IPPROTO_TCP: u8 = 6;
+pub(super) const IPPROTO_UDP: u8 = 17;
+/// Offset of the flags in the header of TCP; FIN, SYN and RST of them.
+pub(super) const TCP_FLAGS: u32 = 13;
+pub(super) const TCP_BEGIN_OR_END: u8 = 0b111;
+
+// netfilter/nfnetlink_conntrack.h, netfilter/nf_conntrack_common.h, nf_conntrack_tcp.h
+pub(super) const CONNTRACK_GROUPS: u32 = group(1) | group(2) | group(3);
+pub(super) const IPCTNL_MSG_CT_NEW: u16 = 1 << 8;
+pub(super) const IPCTNL_MSG_CT_GET: u16 = 1 << 8 | 1;
+pub(super) const IPCTNL_MSG_CT_DELETE: u16 = 1 << 8 | 2;
+pub(super) const CTA_TUPLE_ORIG: u16 = 1;
+pub(super) const CTA_TUPLE_REPLY: u16 = 2;
+pub(super) const CTA_STATUS: u16 = 3;
+pub(super) const CTA_PROTOINFO: u16 = 4;
+pub(super) const CTA_HELP: u16 = 5;
+pub(super) const CTA_TIMEOUT: u16 = 7;
+pub(super) const CTA_TUPLE_MASTER: u16 = 14;
+pub(super) const CTA_SEQ_ADJ_ORIG: u16 = 15;
+pub(super) const CTA_SEQ_ADJ_REPLY: u16 = 16;
+pub(super) const CTA_ZONE: u16 = 18;
+pub(super) const CTA_SYNPROXY: u16 = 24;
+pub(super) const CTA_TUPLE_IP: u16 = 1;
+pub(super) const CTA_TUPLE_PROTO: u16 = 2;
+pub(super) const CTA_TUPLE_ZONE: u16 = 3;
+pub(super) const CTA_IP_V4_SRC: u16 = 1;
+pub(super) const CTA_IP_V4_DST: u16 = 2;
+pub(super) const CTA_IP_V6_SRC: u16 = 3;
+pub(super) const CTA_IP_V6_DST: u16 = 4;
+pub(super) const CTA_PROTO_NUM: u16 = 1;
+pub(super) const CTA_PROTO_SRC_PORT: u16 = 2;
+pub(super) const CTA_PROTO_DST_PORT: u16 = 3;
+pub(super) const CTA_PROTOINFO_TCP: u16 = 1;
+pub(super) const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+pub(super) const CTA_PROTOINFO_TCP_FLAGS_ORIGINAL: u16 = 4;
+pub(super) const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
+pub(super) const TCP_CONNTRACK_ESTABLISHED: u8 = 3;
+pub(super) const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
+pub(super) const IP_CT_TCP_FLAG_MAXACK_SET: u8 = 0x20;
+/// SEEN_REPLY, ASSURED, CONFIRMED.
+pub(super) const IPS_NEEDED: u32 = 1 << 1 | 1 << 2 | 1 << 3;
+/// EXPECTED, SEQ_ADJUST, DYING, FIXED_TIMEOUT, TEMPLATE, NAT_CLASH, HELPER, OFFLOAD, HW_OFFLOAD.
+pub(super) const IPS_UNFIT: u32 =
+    1 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 15;
 
 // xfrm.h
 pub(super) const XFRMNLGRP_POLICY: u32 = group(4);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::channel::{Interface, Interfaces, SourceCheck};
 
-use super::{Call, Frame, Plan};
+use super::{Call, Frame, Mode, Plan};
 use crate::state::{Family, Ifindex, Kind, Link, State};
 
 /// Interfaces that fit into one line, whatever the daemon would take.
@@ -24,9 +24,12 @@ impl Plan {
         }
         if (frame.v4, frame.v6) != (self.frame.v4, self.frame.v6) {
             self.look_at_all(state);
+            // What was told under other rules does not wait for its turn.
+            self.void = self.interfaces.is_some();
         }
         self.frame = frame;
         self.numbers.doubt_all();
+        self.connections.look_at_all();
     }
 
     fn frame_of(&self, state: &State) -> Frame {
@@ -35,18 +38,22 @@ impl Plan {
             || state.links.iter().filter(|(index, _)| state.link_refusal(**index).is_none());
         let interfaces: Vec<Interface> =
             links().filter_map(|(index, link)| interface(state, *index, link)).take(most).collect();
-        let forwards = |family| links().any(|(_, link)| state.forwards(link, family));
-        let (v4, v6) = (forwards(Family::V4), forwards(Family::V6));
+        let mode = |family| match links().any(|(_, link)| state.forwards(link, family)) {
+            false => Mode::Off,
+            true => state.filters().of(family).map_or(Mode::Plain, Mode::Stateful),
+        };
+        let (v4, v6) = (mode(Family::V4), mode(Family::V6));
         let mut frame = Frame { interfaces, v4, v6, reasons: Vec::new() };
         if frame.interfaces.is_empty() {
             frame.reasons.push("no Ethernet interface is up".to_owned());
-        } else if !v4 && !v6 {
+        } else if (v4, v6) == (Mode::Off, Mode::Off) {
             frame.reasons.push(
                 "forwarding is off (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding)".to_owned(),
             );
         }
         let prefixes = state.local.len() + state.main.len() + state.neighbour_count();
-        if prefixes > self.limits.prefixes as usize {
+        let plain = v4 == Mode::Plain || v6 == Mode::Plain;
+        if plain && prefixes > self.limits.prefixes as usize {
             // Which it is of them changes too often to be told.
             let most = self.limits.prefixes;
             frame.reasons.push(format!("there are more than {most} prefixes, the most allowed"));

@@ -8,10 +8,12 @@
 //! * Prefixes are set from the longest to the shortest, then withdrawn from the shortest to the
 //!   longest. So a prefix never uncovers a shorter one that is still of the plan before.
 //! * Nothing leads over an interface any more when it goes away or becomes another.
+//! * When the rules of netfilter become others, all is withdrawn first.
 //!
 //! A prefix is looked at when its turn has come, so a plan that changes meanwhile is followed at
 //! once; next hops come before prefixes, so a neighbour that is lost waits for one request only.
 
+mod connections;
 mod interfaces;
 mod numbers;
 mod ways;
@@ -22,11 +24,13 @@ use std::net::IpAddr;
 
 use api::Name;
 use api::channel::{
-    Counted, HopCount, Interface, Interfaces, LINE_MAX, Limits, NextHop, NextHops, Placed, Policy,
-    Prefix, Refusal, Routes, Status, To, Via,
+    Connections as ConnectionsCall, Counted, CountedConnections, Flow, HopCount, Interface,
+    Interfaces, LINE_MAX, Limits, NextHop, NextHops, Placed, Policy, Prefix, Refusal, Routes,
+    Status, To, Via,
 };
 
-use crate::state::{Family, Ifindex, State, host};
+use crate::state::{Family, Ifindex, State, Stateful, Touched, host};
+use connections::Connections;
 use numbers::Numbers;
 
 /// A request of the plan.
@@ -35,6 +39,7 @@ pub(crate) enum Call {
     Interfaces(Interfaces),
     NextHops(NextHops),
     Routes(Routes),
+    Connections(ConnectionsCall),
     Status(Status),
     Withdraw,
 }
@@ -64,6 +69,9 @@ pub(crate) struct Plan {
     look_at: BTreeSet<(Reverse<u8>, Prefix)>,
     /// Prefixes to withdraw, shortest first.
     withdraw: BTreeSet<(u8, Prefix)>,
+    connections: Connections,
+    /// All that was told has to be withdrawn.
+    void: bool,
     status: Option<Status>,
     /// Made already, to be sent before anything else.
     ready: VecDeque<Call>,
@@ -84,17 +92,33 @@ struct Places {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Frame {
     interfaces: Vec<Interface>,
-    v4: bool,
-    v6: bool,
+    v4: Mode,
+    v6: Mode,
     reasons: Vec<String>,
 }
 
+/// What becomes of packets of one version of IP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    /// They are not forwarded.
+    #[default]
+    Off,
+    /// They are routed.
+    Plain,
+    /// Rules of netfilter let them pass, or translate them, by connection.
+    Stateful(Stateful),
+}
+
 impl Frame {
-    fn forwards(&self, family: Family) -> bool {
+    fn mode(&self, family: Family) -> Mode {
         match family {
             Family::V4 => self.v4,
             Family::V6 => self.v6,
         }
+    }
+
+    fn forwards(&self, family: Family) -> bool {
+        self.mode(family) != Mode::Off
     }
 }
 
@@ -107,6 +131,8 @@ pub(crate) struct Sizes {
     pub(crate) prefixes: usize,
     /// Prefixes that are to be told or withdrawn.
     pub(crate) pending: usize,
+    /// Connections that are told, each direction for itself.
+    pub(crate) connections: usize,
     /// What passed the router by.
     pub(crate) passed: HopCount,
 }
@@ -123,6 +149,8 @@ impl Plan {
             told: BTreeMap::new(),
             look_at: BTreeSet::new(),
             withdraw: BTreeSet::new(),
+            connections: Connections::new(state),
+            void: false,
             status: None,
             ready: VecDeque::new(),
             passed: HopCount::default(),
@@ -135,15 +163,27 @@ impl Plan {
     /// Follows the state after what was touched in it.
     pub(crate) fn update(&mut self, state: &mut State) {
         let touched = state.take_touched();
-        let state = &*state;
+        self.follow(state, touched);
+        let most = self.limits.connections as usize / 2;
+        state.connections_max = if self.frame.reasons.is_empty() { most } else { 0 };
+    }
+
+    fn follow(&mut self, state: &State, touched: Touched) {
+        for original in touched.connections {
+            self.connections.changed(state, original);
+        }
         if touched.frame || !touched.prefixes.is_empty() || touched.all {
             self.reframe(state);
         }
         if touched.all {
             self.look_at_all(state);
         }
+        if touched.all || touched.objects {
+            self.connections.look_at_all();
+        }
         for prefix in touched.prefixes {
             self.look_at(prefix);
+            self.connections.look_at(prefix);
             if prefix.length() < Family::of(prefix.address()).bits() {
                 let hosts: Vec<_> = state.neighbours_in(prefix).filter_map(host).collect();
                 hosts.into_iter().for_each(|host| self.look_at(host));
@@ -160,7 +200,10 @@ impl Plan {
             self.numbers.doubt_neighbours(&changed);
             for host in changed.iter().filter_map(|(_, address)| host(*address)) {
                 self.look_at(host);
+                self.connections.look_at(host);
             }
+            // By way of a gateway that is known now.
+            self.connections.look_at_untold();
         }
     }
 
@@ -174,6 +217,10 @@ impl Plan {
             }
             return self.next_status();
         }
+        if self.void {
+            self.forget(state);
+            return Some(Call::Withdraw);
+        }
         if let Some(call) = self.ready.pop_front() {
             return Some(call);
         }
@@ -186,7 +233,10 @@ impl Plan {
         if let Some(call) = self.next_status() {
             return Some(call);
         }
-        self.next_set(state).or_else(|| self.next_withdrawal()).or_else(|| self.next_del(state))
+        self.next_connections(state)
+            .or_else(|| self.next_set(state))
+            .or_else(|| self.next_withdrawal())
+            .or_else(|| self.next_del(state))
     }
 
     /// Where the interfaces are: the answer to [`Call::Interfaces`], or news of it.
@@ -197,11 +247,17 @@ impl Plan {
             .map(|one| (one.id, one.port.ok_or(one.refused)))
             .collect();
         self.numbers.doubt_all();
+        self.connections.look_at_all();
     }
 
     /// What passed the router by: returns the neighbours it was sent to since the last time.
     pub(crate) fn counted(&mut self, counted: &Counted) -> Vec<(Ifindex, IpAddr)> {
         self.numbers.counted(counted)
+    }
+
+    /// What passed the router by, by connection: returns those that were used since the last time.
+    pub(crate) fn counted_connections(&mut self, counted: &CountedConnections) -> BTreeSet<Flow> {
+        self.connections.counted(counted)
     }
 
     /// Numbers for people.
@@ -210,7 +266,8 @@ impl Plan {
         Sizes {
             nexthops: self.numbers.told(),
             prefixes: self.told.len(),
-            pending: self.look_at.len() + self.withdraw.len(),
+            pending: self.look_at.len() + self.withdraw.len() + self.connections.pending(),
+            connections: self.connections.told(),
             passed: HopCount {
                 packets: self.passed.packets + now.packets,
                 bytes: self.passed.bytes + now.bytes,
@@ -220,8 +277,20 @@ impl Plan {
 
     /// What is delegated, and why not more.
     pub(crate) fn policy(&self) -> Status {
-        let policy = if self.frame.reasons.is_empty() { Policy::Plain } else { Policy::Nothing };
-        Status { policy, reasons: self.frame.reasons.clone() }
+        if !self.frame.reasons.is_empty() {
+            return Status { policy: Policy::Nothing, reasons: self.frame.reasons.clone() };
+        }
+        let modes = [("IPv4", self.frame.v4), ("IPv6", self.frame.v6)];
+        let why = |(ip, mode): (&str, Mode)| match mode {
+            Mode::Stateful(Stateful { nat: true }) => {
+                Some(format!("{ip} is filtered or translated by nf_tables"))
+            }
+            Mode::Stateful(_) => Some(format!("{ip} is filtered by nf_tables")),
+            Mode::Off | Mode::Plain => None,
+        };
+        let reasons: Vec<String> = modes.into_iter().filter_map(why).collect();
+        let policy = if reasons.is_empty() { Policy::Plain } else { Policy::Stateful };
+        Status { policy, reasons }
     }
 
     /// Where a told interface is, or why it is nowhere.

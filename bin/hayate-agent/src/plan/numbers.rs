@@ -13,7 +13,7 @@ use crate::state::{Ifindex, Target};
 #[derive(Debug)]
 struct Slot {
     way: Way<'static>,
-    /// Prefixes that were told to take it.
+    /// Prefixes and connections that were told to take it.
     users: usize,
     told: Option<Resolved>,
     /// What was counted last, by hop.
@@ -31,7 +31,7 @@ pub(super) struct Numbers {
     neighbours: HashMap<(Ifindex, IpAddr), u32>,
     /// What they lead to may have changed.
     doubted: BTreeSet<u32>,
-    /// No prefix takes them.
+    /// Nothing takes them.
     unused: BTreeSet<u32>,
     /// There were not enough of them.
     starved: bool,
@@ -40,7 +40,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     /// Number of what goes to the router because the switch cannot do it.
-    const ROUTER: u32 = 0;
+    pub(super) const ROUTER: u32 = 0;
 
     /// Numbers below a limit, none of them told.
     pub(super) fn new(limit: u32) -> Self {
@@ -100,7 +100,7 @@ impl Numbers {
         number
     }
 
-    /// One prefix more takes it.
+    /// One prefix or connection more takes it.
     pub(super) fn take(&mut self, number: u32) {
         if let Some(slot) = self.slot(number) {
             slot.users += 1;
@@ -108,7 +108,7 @@ impl Numbers {
         }
     }
 
-    /// One prefix less takes it.
+    /// One prefix or connection less takes it.
     pub(super) fn leave(&mut self, number: u32) {
         if let Some(slot) = self.slot(number) {
             slot.users -= 1;
@@ -187,7 +187,7 @@ impl Numbers {
             && self.slots.iter().flatten().any(|slot| slot.told.as_ref().is_some_and(hops))
     }
 
-    /// Those that no prefix takes, as many as fit into a line. From now on they are free.
+    /// Those that nothing takes, as many as fit into a line. From now on they are free.
     pub(super) fn unused(&mut self) -> Vec<u32> {
         let mut del = Vec::new();
         while del.len() < LINE_ROOM / "4294967295,".len() {

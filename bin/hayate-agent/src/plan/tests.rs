@@ -2,19 +2,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use api::Mac;
-use api::channel::{CountedNextHop, Hop, Limits, Placed, Prefix, To};
+use api::channel::{ConnectionCount, CountedNextHop, Hop, Limits, Placed, Prefix, To, Transport};
 use proptest::prelude::*;
 
 use super::*;
 use crate::state::{
-    Change, ChangeKind, FamilyConf, Gateway, Kind, Link, Object, Obstacle, Settings, Table, Target,
+    Change, ChangeKind, FamilyConf, Filters, Gateway, Kind, Link, Object, Obstacle, Settings,
+    Table, Target,
 };
 
 #[path = "../../tests/common/model.rs"]
 mod model;
 use model::Model;
 
-const LIMITS: Limits = Limits { interfaces: 16, nexthops: 64, prefixes: 1000 };
+const LIMITS: Limits = Limits { interfaces: 16, nexthops: 64, prefixes: 1000, connections: 100 };
 
 const PREFIXES: [&str; 14] = [
     "0.0.0.0/0",
@@ -108,6 +109,7 @@ fn carry_out(model: &mut Model, plan: &mut Plan, call: Call) {
         Call::Interfaces(call) => plan.placed(model.interfaces(call).unwrap()),
         Call::NextHops(call) => model.next_hops(call).unwrap(),
         Call::Routes(call) => model.routes(call).unwrap(),
+        Call::Connections(call) => model.connections(call).unwrap(),
         Call::Status(_) => {}
         Call::Withdraw => model.withdraw(),
     }
@@ -390,6 +392,7 @@ fn lines_are_never_too_long() {
             Call::Interfaces(call) => api::channel::Request::line(u64::MAX, call),
             Call::NextHops(call) => api::channel::Request::line(u64::MAX, call),
             Call::Routes(call) => api::channel::Request::line(u64::MAX, call),
+            Call::Connections(call) => api::channel::Request::line(u64::MAX, call),
             Call::Status(call) => api::channel::Request::line(u64::MAX, call),
             Call::Withdraw => panic!("nothing to withdraw"),
         };
@@ -400,6 +403,166 @@ fn lines_are_never_too_long() {
     assert!(model.prefixes.len() > 40_000);
     // And not much shorter than they may be.
     assert!(calls < 50, "{calls}");
+}
+
+/// Ends of a connection as the kernel knows it: the original direction, and the other one.
+fn connection(original: [&str; 2], reply: [&str; 2]) -> (Flow, Flow) {
+    let flow = |[source, destination]: [&str; 2]| Flow {
+        protocol: Transport::Tcp,
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+    };
+    (flow(original), flow(reply))
+}
+
+/// A router that translates what leaves by its second link.
+fn stateful() -> State {
+    let mut state = router();
+    let mut filters = Filters::default();
+    filters.set(Family::V4, Some(Stateful { nat: true }));
+    state.set_filters(filters);
+    state.set_neighbour(1, address("10.1.1.5"), Some(mac(15)));
+    state.set_neighbour(2, address("10.1.2.5"), Some(mac(25)));
+    state.change_route(false, prefix("0.0.0.0/0"), &add(via(2, "10.1.2.5")));
+    state
+}
+
+#[test]
+fn a_connection_is_told_both_ways_as_it_is_translated() {
+    let mut state = stateful();
+    let (mut model, mut plan) = told(&mut state);
+    assert_eq!(plan.policy().policy, Policy::Stateful);
+    assert!(model.prefixes.keys().all(|prefix| prefix.address().is_ipv6()));
+    assert_eq!(state.connections_max, LIMITS.connections as usize / 2);
+    let (original, reply) =
+        connection(["10.1.1.5:4000", "192.0.2.9:80"], ["192.0.2.9:80", "10.1.2.1:61000"]);
+    state.set_connection(original, reply);
+    tell(&mut model, &mut plan, &mut state);
+    let there = model.connections[&original];
+    assert_eq!(
+        (there.interface, there.to.source, there.to.destination),
+        (1, reply.destination, reply.source)
+    );
+    assert_eq!(model.nexthops[&there.nexthop], hops(&[(2, 25)]));
+    let back = model.connections[&reply];
+    assert_eq!(
+        (back.interface, back.to.source, back.to.destination),
+        (2, original.destination, original.source)
+    );
+    assert_eq!(model.nexthops[&back.nexthop], hops(&[(1, 15)]));
+
+    // Each direction says that the connection is used, once.
+    let counted = |flow, packets| {
+        let count = HopCount { packets, bytes: 0 };
+        CountedConnections { connections: vec![ConnectionCount { flow, count }], more: false }
+    };
+    assert_eq!(plan.counted_connections(&counted(reply, 3)), [original].into());
+    assert_eq!(plan.counted_connections(&counted(reply, 3)), [].into());
+    assert_eq!(plan.counted_connections(&counted(original, 3)), [original].into());
+
+    // Another one of the same original direction.
+    let other = Flow { destination: "10.1.2.1:61001".parse().unwrap(), ..reply };
+    state.remove_connection(&original);
+    state.set_connection(original, other);
+    tell(&mut model, &mut plan, &mut state);
+    assert_eq!(model.connections.keys().collect::<BTreeSet<_>>(), [&original, &other].into());
+    assert_eq!(plan.counted_connections(&counted(original, 3)), [original].into());
+
+    state.remove_connection(&original);
+    tell(&mut model, &mut plan, &mut state);
+    assert!(model.connections.is_empty());
+}
+
+#[test]
+fn a_connection_follows_routes_and_neighbours() {
+    let mut state = stateful();
+    let (original, reply) =
+        connection(["10.1.1.5:4000", "192.0.2.9:80"], ["192.0.2.9:80", "10.1.2.1:4000"]);
+    state.set_connection(original, reply);
+    let (mut model, mut plan) = told(&mut state);
+    assert_eq!(model.connections.len(), 2);
+
+    // The server is on the client's side: the router has a word to say.
+    state.set_neighbour(1, address("10.1.1.6"), Some(mac(16)));
+    let detour = Change { kind: ChangeKind::Removed, ..add(via(1, "10.1.1.6")) };
+    state.change_route(false, prefix("192.0.2.0/24"), &add(via(1, "10.1.1.6")));
+    tell(&mut model, &mut plan, &mut state);
+    assert!(model.connections.is_empty());
+    state.change_route(false, prefix("192.0.2.0/24"), &detour);
+    tell(&mut model, &mut plan, &mut state);
+    assert_eq!(model.connections.len(), 2);
+
+    // Two ways: the kernel chooses.
+    let two = Target::Gateways([gateway(2, "10.1.2.5", 1), gateway(2, "10.1.2.6", 1)].into());
+    state.set_neighbour(2, address("10.1.2.6"), Some(mac(26)));
+    state.change_route(false, prefix("192.0.2.0/24"), &add(two.clone()));
+    tell(&mut model, &mut plan, &mut state);
+    assert!(model.connections.is_empty());
+    let gone = Change { kind: ChangeKind::Removed, ..add(two) };
+    state.change_route(false, prefix("192.0.2.0/24"), &gone);
+
+    // The client's address is the router's own.
+    state.change_route(true, prefix("10.1.1.5/32"), &add(Target::Own));
+    tell(&mut model, &mut plan, &mut state);
+    assert!(model.connections.is_empty());
+    let gone = Change { kind: ChangeKind::Removed, ..add(Target::Own) };
+    state.change_route(true, prefix("10.1.1.5/32"), &gone);
+    tell(&mut model, &mut plan, &mut state);
+    assert_eq!(model.connections.len(), 2);
+
+    // A neighbour that is lost takes no packets until it is known again.
+    state.set_neighbour(2, address("10.1.2.5"), None);
+    tell(&mut model, &mut plan, &mut state);
+    let leads = |model: &Model| {
+        model.connections.get(&original).map(|one| model.nexthops[&one.nexthop].clone())
+    };
+    assert!(leads(&model).is_none_or(|to| to == hops(&[])));
+    state.set_neighbour(2, address("10.1.2.5"), Some(mac(27)));
+    tell(&mut model, &mut plan, &mut state);
+    assert_eq!(leads(&model), Some(hops(&[(2, 27)])));
+
+    // No connection passes a router whose rules are others.
+    state.set_filters(Filters::default());
+    plan.update(&mut state);
+    assert_eq!(plan.next(&state), Some(Call::Withdraw));
+}
+
+#[test]
+fn calls_about_connections_fit_a_line() {
+    let mut state = router();
+    let mut filters = Filters::default();
+    filters.set(Family::V6, Some(Stateful { nat: false }));
+    state.set_filters(filters);
+    let far = "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff";
+    let near = "2001:db8:1:0:ffff:ffff:ffff:ffff";
+    state.set_neighbour(1, address(near), Some(mac(15)));
+    state.set_neighbour(2, address("10.1.2.5"), Some(mac(25)));
+    state.change_route(false, prefix("2001:db8:ffff::/48"), &add(via(2, "10.1.2.5")));
+    let limits = Limits { connections: 20_000, ..LIMITS };
+    let (mut plan, mut model) = (Plan::new(limits, &state), Model::new(limits));
+    for port in 10_000..11_000 {
+        let (source, destination) = (format!("[{near}]:{port}"), format!("[{far}]:65535"));
+        let (original, reply) = connection([&source, &destination], [&destination, &source]);
+        state.set_connection(original, reply);
+    }
+    let follow = |plan: &mut Plan, model: &mut Model, state: &mut State| {
+        plan.update(state);
+        let mut calls = 0;
+        while let Some(call) = plan.next(state) {
+            if let Call::Connections(call) = &call {
+                let line = api::channel::Request::line(u64::MAX, call).unwrap();
+                assert!(line.len() <= LINE_MAX);
+                calls += 1;
+            }
+            carry_out(model, plan, call);
+        }
+        calls
+    };
+    assert!(follow(&mut plan, &mut model, &mut state) > 1);
+    assert_eq!(model.connections.len(), 2000);
+    state.clear_connections();
+    assert!(follow(&mut plan, &mut model, &mut state) > 1);
+    assert!(model.connections.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use api::channel::{Hop, Prefix, To};
 
-use super::{Places, Plan};
+use super::{Mode, Places, Plan};
 use crate::state::{Family, Gateway, Ifindex, State, Target};
 
 /// Hops of a next hop at most, with those that are repeated for their weight.
@@ -53,7 +53,7 @@ impl Plan {
     /// The way of a prefix; none if it is not told.
     pub(super) fn way<'a>(&self, state: &'a State, prefix: Prefix) -> Option<Way<'a>> {
         let family = Family::of(prefix.address());
-        if !self.frame.forwards(family) {
+        if self.frame.mode(family) != Mode::Plain {
             return None;
         }
         if !state.local.entries(prefix).is_empty() {
@@ -85,6 +85,19 @@ impl Plan {
                 state.neighbour(index, address).map(|_| Way::Neighbour(index, address))
             }
             (None, _) => None,
+        }
+    }
+
+    /// The way of packets to an address; none if it is the router's own, or not known.
+    pub(super) fn way_to<'a>(&self, state: &'a State, address: IpAddr) -> Option<Way<'a>> {
+        if state.is_own(address) {
+            return None;
+        }
+        let covering = state.main.covering(address, Family::of(address).bits())?;
+        let target = best(state, covering)?;
+        match link(state, target) {
+            Some(index) => Some(Way::Neighbour(index, address)),
+            None => Some(Way::To(target)),
         }
     }
 }

@@ -9,9 +9,10 @@ mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use api::Mac;
-use api::channel::Prefix;
+use api::channel::{Flow, Prefix};
 
 pub(crate) use links::{FamilyConf, Kind, Link};
 use routes::Done;
@@ -84,6 +85,44 @@ pub(crate) struct Settings {
     pub(crate) forwarding_v6: bool,
 }
 
+/// That rules of nf_tables filter or translate packets, in such a way that those of established
+/// connections pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stateful {
+    /// Packets are translated.
+    pub(crate) nat: bool,
+}
+
+/// The same by version of IP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Filters {
+    v4: Option<Stateful>,
+    v6: Option<Stateful>,
+}
+
+impl Filters {
+    /// Whether there are any for a version of IP.
+    pub(crate) fn of(self, family: Family) -> Option<Stateful> {
+        match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        }
+    }
+
+    /// Sets those of a version of IP.
+    pub(crate) fn set(&mut self, family: Family, stateful: Option<Stateful>) {
+        match family {
+            Family::V4 => self.v4 = stateful,
+            Family::V6 => self.v6 = stateful,
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
 /// What was touched since the plan looked last.
 #[derive(Debug, Default)]
 pub(crate) struct Touched {
@@ -97,6 +136,8 @@ pub(crate) struct Touched {
     pub(crate) neighbours: Vec<(Ifindex, IpAddr)>,
     /// Nexthop objects.
     pub(crate) objects: bool,
+    /// Connections, by their original direction.
+    pub(crate) connections: Vec<Flow>,
 }
 
 /// The kernel's state, as far as the way of packets depends on it.
@@ -115,6 +156,13 @@ pub(crate) struct State {
     neighbours: BTreeMap<(IpAddr, Ifindex), Mac>,
     /// By where it was found.
     obstacles: BTreeMap<&'static str, BTreeSet<Obstacle>>,
+    filters: Filters,
+    /// Established connections that may pass: the other direction by the original one.
+    connections: BTreeMap<Flow, Flow>,
+    /// So many of them are wanted at most.
+    pub(crate) connections_max: usize,
+    /// So often it has to be said which were used.
+    pub(crate) connection_interval: Duration,
     touched: Touched,
 }
 
@@ -154,6 +202,52 @@ impl State {
     /// All that was found.
     pub(crate) fn obstacles(&self) -> impl Iterator<Item = &Obstacle> {
         self.obstacles.values().flatten()
+    }
+
+    /// Rules of nf_tables.
+    pub(crate) fn set_filters(&mut self, filters: Filters) {
+        self.touched.frame |= self.filters != filters;
+        self.filters = filters;
+    }
+
+    /// Rules of nf_tables.
+    pub(crate) fn filters(&self) -> Filters {
+        self.filters
+    }
+
+    /// A connection that may pass, by its original direction, and the other one.
+    pub(crate) fn set_connection(&mut self, original: Flow, reply: Flow) {
+        if self.connections.insert(original, reply) != Some(reply) {
+            self.touched.connections.push(original);
+        }
+    }
+
+    /// A connection may not pass any more.
+    pub(crate) fn remove_connection(&mut self, original: &Flow) {
+        if self.connections.remove(original).is_some() {
+            self.touched.connections.push(*original);
+        }
+    }
+
+    /// No connection may pass any more.
+    pub(crate) fn clear_connections(&mut self) {
+        let gone = std::mem::take(&mut self.connections);
+        self.touched.connections.extend(gone.into_keys());
+    }
+
+    /// The other direction of a connection that may pass.
+    pub(crate) fn connection(&self, original: &Flow) -> Option<Flow> {
+        self.connections.get(original).copied()
+    }
+
+    /// Connections that may pass: original direction, and the other one.
+    pub(crate) fn connections(&self) -> impl Iterator<Item = (&Flow, &Flow)> {
+        self.connections.iter()
+    }
+
+    /// Whether an address is the router's own affair.
+    pub(crate) fn is_own(&self, address: IpAddr) -> bool {
+        self.local.covering(address, Family::of(address).bits()).is_some()
     }
 
     /// A nexthop object, new or changed.

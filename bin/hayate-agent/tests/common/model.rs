@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use api::channel::{
-    Interface, Interfaces, Limits, NextHops, Placed, PlacedInterface, Prefix, Refusal, Routes, To,
+    Connection, Connections, Flow, Interface, Interfaces, Limits, NextHops, Placed,
+    PlacedInterface, Prefix, Refusal, Routes, To,
 };
 
 /// What an agent delegated.
@@ -14,6 +15,7 @@ pub(crate) struct Model {
     pub(crate) interfaces: Vec<Interface>,
     pub(crate) nexthops: BTreeMap<u32, To>,
     pub(crate) prefixes: BTreeMap<Prefix, u32>,
+    pub(crate) connections: BTreeMap<Flow, Connection>,
     /// Interfaces that are at no port.
     pub(crate) refused: BTreeSet<u32>,
 }
@@ -25,6 +27,7 @@ impl Model {
             interfaces: Vec::new(),
             nexthops: BTreeMap::new(),
             prefixes: BTreeMap::new(),
+            connections: BTreeMap::new(),
             refused: BTreeSet::new(),
         }
     }
@@ -62,7 +65,9 @@ impl Model {
 
     pub(crate) fn next_hops(&mut self, change: NextHops) -> Result<(), Refusal> {
         for number in &change.del {
-            if self.prefixes.values().any(|used| used == number) {
+            if self.prefixes.values().any(|used| used == number)
+                || self.connections.values().any(|one| one.nexthop == *number)
+            {
                 return Err(Refusal::NextHopInUse);
             }
             self.nexthops.remove(number).ok_or(Refusal::UnknownNextHop)?;
@@ -100,6 +105,25 @@ impl Model {
         }
         if self.prefixes.len() > self.limits.prefixes as usize {
             return Err(Refusal::TooManyPrefixes);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn connections(&mut self, change: Connections) -> Result<(), Refusal> {
+        for flow in &change.del {
+            self.connections.remove(flow);
+        }
+        for one in change.set {
+            if !self.interfaces.iter().any(|known| known.id == one.interface) {
+                return Err(Refusal::UnknownInterface);
+            }
+            if !self.nexthops.contains_key(&one.nexthop) {
+                return Err(Refusal::UnknownNextHop);
+            }
+            self.connections.insert(one.flow, one);
+        }
+        if self.connections.len() > self.limits.connections as usize {
+            return Err(Refusal::TooManyConnections);
         }
         Ok(())
     }

@@ -297,6 +297,9 @@ pub(crate) struct VmAdd {
     /// Prefixes its router may delegate at most [default: 131072]
     #[arg(long, value_name = "N")]
     pub(crate) prefixes_max: Option<u32>,
+    /// Connections its router may delegate at most, each direction for itself [default: 65536]
+    #[arg(long, value_name = "N")]
+    pub(crate) connections_max: Option<u32>,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -350,6 +353,9 @@ pub(crate) enum RouterCommand {
         /// Show the prefixes it delegates instead
         #[arg(long)]
         routes: bool,
+        /// Show the connections it delegates instead
+        #[arg(long, conflicts_with = "routes")]
+        connections: bool,
         #[command(flatten)]
         output: Output,
     },

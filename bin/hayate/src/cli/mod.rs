@@ -88,8 +88,13 @@ fn vm_command(client: &Client, command: VmCommand) -> Result<(), Failure> {
 fn router_command(client: &Client, command: RouterCommand) -> Result<(), Failure> {
     match command {
         RouterCommand::List(output) => router::list(client, output),
-        RouterCommand::Show { name, routes: true, output } => router::routes(client, &name, output),
-        RouterCommand::Show { name, routes: false, output } => router::show(client, &name, output),
+        RouterCommand::Show { name, routes: true, output, .. } => {
+            router::routes(client, &name, output)
+        }
+        RouterCommand::Show { name, connections: true, output, .. } => {
+            router::connections(client, &name, output)
+        }
+        RouterCommand::Show { name, output, .. } => router::show(client, &name, output),
         RouterCommand::Bypass { name, to, output } => router::bypass(client, &name, to, output),
     }
 }

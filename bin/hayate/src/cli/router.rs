@@ -5,8 +5,10 @@ use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, units};
-use api::channel::{Policy, SourceCheck};
-use api::{Bypass, Name, Router, RouterDetail, RouterHop, RouterNextHop, RouterPrefixes};
+use api::channel::{Policy, SourceCheck, Transport};
+use api::{
+    Bypass, Name, Router, RouterConnections, RouterDetail, RouterHop, RouterNextHop, RouterPrefixes,
+};
 
 pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
     let routers: Vec<Router> = client.get("/v1/routers")?;
@@ -22,6 +24,7 @@ pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
         ">INTERFACES",
         ">NEXT HOPS",
         ">PREFIXES",
+        ">CONNECTIONS",
         ">PACKETS",
         ">BYTES",
     ]);
@@ -35,6 +38,7 @@ pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
             router.interfaces.to_string(),
             router.nexthops.to_string(),
             router.prefixes.to_string(),
+            router.connections.to_string(),
             units::number(router.packets),
             units::bytes(router.bytes),
         ]);
@@ -86,6 +90,7 @@ fn summary(detail: &RouterDetail) -> Vec<(&'static str, String)> {
         ("interfaces", format!("{}, {} of them behind a port", router.interfaces, router.placed)),
         ("next hops", format!("{} of at most {}", router.nexthops, limits.nexthops)),
         ("prefixes", format!("{} of at most {}", router.prefixes, limits.prefixes)),
+        ("connections", format!("{} of at most {}", router.connections, limits.connections)),
         ("bypassed", format!("{} packets, {}", router.packets, units::bytes(router.bytes))),
     ];
     lines.extend(router.failure.clone().map(|failure| ("because", failure)));
@@ -121,22 +126,24 @@ fn check(check: SourceCheck) -> &'static str {
 }
 
 fn nexthops(all: &[RouterNextHop]) -> String {
-    let names = ["NEXT HOP", "TO", "INTERFACE", ">PREFIXES", ">PACKETS", ">BYTES"];
+    let names = ["NEXT HOP", "TO", "INTERFACE", ">PREFIXES", ">CONNECTIONS", ">PACKETS", ">BYTES"];
     let mut table = Table::new(names);
     for one in all {
         let id = one.id.to_string();
-        let mut prefixes = one.prefixes.to_string();
+        let mut users = [one.prefixes, one.connections].map(|users| users.to_string());
         if one.hops.is_empty() {
             let to = if one.own { "the router itself" } else { "the router" };
-            let none = String::new;
-            table.row([id.clone(), to.to_owned(), none(), prefixes.clone(), none(), none()]);
+            let ([prefixes, connections], none) = (users.clone(), String::new);
+            table.row([id.clone(), to.to_owned(), none(), prefixes, connections, none(), none()]);
         }
         for RouterHop { interface, mac, packets, bytes } in &one.hops {
+            let [prefixes, connections] = std::mem::take(&mut users);
             table.row([
                 id.clone(),
                 mac.to_string(),
                 interface.to_string(),
-                std::mem::take(&mut prefixes),
+                prefixes,
+                connections,
                 units::number(*packets),
                 units::bytes(*bytes),
             ]);
@@ -170,6 +177,56 @@ pub(super) fn routes(client: &Client, name: &Name, output: Output) -> Result<(),
     }
 }
 
+/// The connections, all of them, page by page.
+pub(super) fn connections(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
+    let mut path = format!("/v1/routers/{name}/connections");
+    loop {
+        let page: RouterConnections = client.get(&path)?;
+        if output.json {
+            for one in &page.connections {
+                out::json_line(one)?;
+            }
+        } else if !page.connections.is_empty() {
+            let names = [
+                "PROTOCOL",
+                "SOURCE",
+                "DESTINATION",
+                "INTERFACE",
+                "NEW SOURCE",
+                "NEW DESTINATION",
+                ">NEXT HOP",
+                ">PACKETS",
+                ">BYTES",
+            ];
+            let mut table = Table::new(names);
+            for one in &page.connections {
+                table.row([
+                    transport(one.flow.protocol).to_owned(),
+                    one.flow.source.to_string(),
+                    one.flow.destination.to_string(),
+                    one.interface.to_string(),
+                    one.to.source.to_string(),
+                    one.to.destination.to_string(),
+                    one.nexthop.to_string(),
+                    units::number(one.count.packets),
+                    units::bytes(one.count.bytes),
+                ]);
+            }
+            out::text(&table.to_string())?;
+        }
+        match page.connections.last() {
+            Some(last) if page.more => {
+                let (protocol, flow) = (transport(last.flow.protocol), last.flow);
+                path = format!(
+                    "/v1/routers/{name}/connections?protocol={protocol}&source={}&destination={}",
+                    flow.source, flow.destination
+                );
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
 pub(super) fn bypass(
     client: &Client,
     name: &Name,
@@ -195,6 +252,13 @@ fn policy(policy: Policy) -> &'static str {
         Policy::Plain => "plain",
         Policy::Stateful => "stateful",
         Policy::Nothing => "nothing",
+    }
+}
+
+fn transport(protocol: Transport) -> &'static str {
+    match protocol {
+        Transport::Tcp => "tcp",
+        Transport::Udp => "udp",
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) fn add(client: &Client, args: &VmAdd) -> Result<(), Failure> {
         channel,
         nexthops_max: args.nexthops_max.unwrap_or(defaults.nexthops_max),
         prefixes_max: args.prefixes_max.unwrap_or(defaults.prefixes_max),
+        connections_max: args.connections_max.unwrap_or(defaults.connections_max),
     };
     config.check().map_err(|wrong| {
         Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))

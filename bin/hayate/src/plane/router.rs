@@ -1,9 +1,10 @@
 //! A VM's router in the data plane: what a guest channel asks, in the data plane's words.
 
 use super::{Plane, PlaneError, PortHandle};
-use api::channel::{HopCount, Prefix, SourceCheck};
+use api::channel::{Ends, Flow, HopCount, Prefix, SourceCheck, Transport};
 use channel::{Action, PlacedInterface, Target};
-use dataplane::{NextHop, Route, RouteId, RouterId, RouterInterface};
+use dataplane::{NextHop, Route, RouteId, RouterId, RouterInterface, Tuple};
+use packet::ip::{IPPROTO_TCP, IPPROTO_UDP};
 use std::collections::BTreeMap;
 
 /// A router that is made when something is delegated, and removed when nothing is.
@@ -101,6 +102,13 @@ impl PlaneRouter {
                     host.withdraw(id, prefix)?;
                 }
             }
+            Action::Connect { flow, interface, to, nexthop } => {
+                if let Some(route) = self.routes.get(&nexthop) {
+                    let new = tuple(flow.protocol, to);
+                    host.add_connection(id, tuple_of(&flow), interface, new, *route)?;
+                }
+            }
+            Action::Disconnect(flow) => drop(host.remove_connection(id, &tuple_of(&flow))?),
         }
         Ok(())
     }
@@ -142,6 +150,12 @@ impl PlaneRouter {
             Some((*number, counts.get(route)?.iter().copied().map(count).collect()))
         };
         self.routes.iter().filter_map(of).collect()
+    }
+
+    /// What was sent of one direction of a connection.
+    pub(crate) fn connection_count(&self, flow: &Flow) -> HopCount {
+        let count = |id| self.plane.host.connection_count(id, &tuple_of(flow));
+        self.id.and_then(count).map(self::count).unwrap_or_default()
     }
 
     /// What bypassed it so far.
@@ -215,6 +229,23 @@ fn route(to: Target) -> Route {
                 .map(|(interface, mac)| NextHop { interface, mac: dataplane::Mac(mac.0) })
                 .collect(),
         ),
+    }
+}
+
+fn tuple_of(flow: &Flow) -> Tuple {
+    tuple(flow.protocol, Ends { source: flow.source, destination: flow.destination })
+}
+
+fn tuple(protocol: Transport, Ends { source, destination }: Ends) -> Tuple {
+    Tuple {
+        protocol: match protocol {
+            Transport::Tcp => IPPROTO_TCP,
+            Transport::Udp => IPPROTO_UDP,
+        },
+        source: source.ip(),
+        source_port: source.port(),
+        destination: destination.ip(),
+        destination_port: destination.port(),
     }
 }
 

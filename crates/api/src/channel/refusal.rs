@@ -39,7 +39,7 @@ pub enum Refusal {
     UnknownInterface,
     /// No such next hop.
     UnknownNextHop,
-    /// Prefixes still take this next hop.
+    /// Prefixes or connections still take this next hop.
     NextHopInUse,
     /// An address that a packet cannot be sent to.
     NotUnicast,
@@ -49,13 +49,15 @@ pub enum Refusal {
     TooManyNextHops,
     /// More prefixes than allowed.
     TooManyPrefixes,
+    /// More connections than allowed.
+    TooManyConnections,
     /// The daemon cannot do it; the message says why. It gave up what was delegated before.
     Host,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Malformed,
         Self::TooLong,
         Self::UnknownMethod,
@@ -71,6 +73,7 @@ impl Refusal {
         Self::TooManyInterfaces,
         Self::TooManyNextHops,
         Self::TooManyPrefixes,
+        Self::TooManyConnections,
         Self::Host,
     ];
 
@@ -92,6 +95,7 @@ impl Refusal {
             Self::TooManyInterfaces => "too-many-interfaces",
             Self::TooManyNextHops => "too-many-next-hops",
             Self::TooManyPrefixes => "too-many-prefixes",
+            Self::TooManyConnections => "too-many-connections",
             Self::Host => "host",
         }
     }

@@ -7,6 +7,8 @@
 //!   neighbours change, links, ports, agents and daemons go and come back.
 //! - `chain` (chain.rs): three routers in a row between two hosts, for ping, traceroute and TCP.
 //! - `guest` (guest.rs): the same bytes, and what happens to a router that is a guest of QEMU.
+//! - `nat` (nat.rs): a router that translates and filters by connection; the established ones go past
+//!   it.
 
 #![allow(unreachable_pub, reason = "a test program")]
 
@@ -14,6 +16,7 @@ mod chain;
 mod events;
 mod guest;
 mod lab;
+mod nat;
 mod packets;
 mod same;
 mod traffic;
@@ -36,6 +39,22 @@ fn main() -> ExitCode {
         events::group(suite);
         chain::group(suite);
         guest::group(suite);
+        suite.group(
+            "nat",
+            nat::set_up,
+            vec![
+                case("a masqueraded TCP connection", nat::masqueraded),
+                case("a filtered TCP connection of IPv6", nat::filtered_v6),
+                case("a connection that is reset", nat::reset),
+                case("UDP", nat::udp),
+                case("a connection from outside", nat::from_outside),
+                case("a new rule", nat::rule),
+            ],
+            |lab| {
+                lab.hayate.stop()?;
+                Ok("ended by SIGTERM with status 0, no panic in its log".into())
+            },
+        );
     })
 }
 

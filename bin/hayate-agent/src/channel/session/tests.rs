@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100 };
+const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100, connections: 100 };
 
 struct Talk {
     session: Session,
@@ -130,6 +130,6 @@ fn a_daemon_that_is_silent_is_overdue() {
     let mut talk = Talk::new();
     talk.asks().unwrap();
     assert!(!talk.session.overdue(talk.now));
-    assert_eq!(talk.session.deadline(), Some(talk.now + PATIENCE));
+    assert_eq!(talk.session.deadline(&talk.state), Some(talk.now + PATIENCE));
     assert!(talk.session.overdue(talk.now + PATIENCE));
 }

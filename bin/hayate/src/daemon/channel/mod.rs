@@ -15,7 +15,7 @@ mod connection;
 
 use crate::plane::{Gone, Plane, PlaneError, PlaneRouter, PortHandle};
 use api::Name;
-use api::channel::{HopCount, Limits};
+use api::channel::{Flow, HopCount, Limits};
 use channel::{Budget, Lines, Session, Step, World};
 use connection::Connection;
 use parking_lot::{Mutex, MutexGuard};
@@ -193,6 +193,10 @@ impl World for View<'_> {
 
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
         self.counts.counts()
+    }
+
+    fn connection_count(&self, flow: &Flow) -> HopCount {
+        self.counts.connection_count(flow)
     }
 }
 

@@ -3,8 +3,11 @@
 use super::{Failure, Port, RETRY, Registry, Tables, Vm, host, not_found};
 use crate::daemon::channel::{Channel, Ports, Router};
 use crate::plane::{Plane, PortHandle};
-use api::channel::{Limits, Prefix, Refusal, To};
-use api::{Error, ErrorCode, Mac, Name, Origin, PortKind, RouterDetail, RouterPrefixes, VmConfig};
+use api::channel::{Flow, Limits, Prefix, Refusal, To};
+use api::{
+    Error, ErrorCode, Mac, Name, Origin, PortKind, RouterConnections, RouterDetail, RouterPrefixes,
+    VmConfig,
+};
 use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -15,8 +18,8 @@ use tracing::{info, warn};
 
 /// Interfaces of one router at most: so many the switch allows.
 const INTERFACES_MAX: u32 = 256;
-/// Prefixes shown at once.
-const PREFIXES_SHOWN: usize = 10_000;
+/// Prefixes, or connections, shown at once.
+const SHOWN: usize = 10_000;
 
 /// A VM's guest channel.
 pub(super) struct GuestChannel {
@@ -84,6 +87,7 @@ impl Registry {
             interfaces: INTERFACES_MAX,
             nexthops: config.nexthops_max,
             prefixes: config.prefixes_max,
+            connections: config.connections_max,
         };
         let (vm, plane) = (name.clone(), self.plane.clone());
         let ports = VmPorts { vm: vm.clone(), plane: plane.clone(), tables: self.tables.clone() };
@@ -226,11 +230,32 @@ impl Registry {
         let state = router.state();
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = state.session.delegation().prefixes().range((from, Bound::Unbounded));
-        let some = rest.by_ref().take(PREFIXES_SHOWN);
+        let some = rest.by_ref().take(SHOWN);
         let prefixes =
             some.map(|(prefix, nexthop)| api::RouterPrefix { prefix: *prefix, nexthop: *nexthop });
         let prefixes = prefixes.collect();
         Ok(RouterPrefixes { prefixes, more: rest.next().is_some() })
+    }
+
+    /// Connections of a router, those behind `after`.
+    pub(crate) fn connections(
+        &self,
+        name: &Name,
+        after: Option<Flow>,
+    ) -> Result<RouterConnections, Error> {
+        let (_, router, _) = self.router_of(name)?;
+        let state = router.state();
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut rest = state.session.delegation().connections().range((from, Bound::Unbounded));
+        let some = rest.by_ref().take(SHOWN).map(|(flow, known)| api::RouterConnection {
+            flow: *flow,
+            interface: known.interface,
+            to: known.to,
+            nexthop: known.nexthop,
+            count: state.router.connection_count(flow),
+        });
+        let connections = some.collect();
+        Ok(RouterConnections { connections, more: rest.next().is_some() })
     }
 }
 
@@ -269,6 +294,7 @@ fn view(vm: &Name, Socket(socket, failure): &Socket, router: &Router) -> api::Ro
         placed: delegation.interfaces().iter().filter(|known| known.port.is_some()).count(),
         nexthops: delegation.nexthops().len(),
         prefixes: delegation.prefixes().len(),
+        connections: delegation.connections().len(),
         limits: session.limits(),
         packets: total.packets,
         bytes: total.bytes,
@@ -312,7 +338,8 @@ fn detail(view: api::Router, router: &Router) -> RouterDetail {
             api::RouterHop { interface: hop.interface, mac: hop.mac, packets, bytes }
         });
         let (own, hops) = (known.to == To::Own, hops.collect());
-        api::RouterNextHop { id: *id, own, hops, prefixes: known.prefixes }
+        let (prefixes, connections) = (known.prefixes, known.connections);
+        api::RouterNextHop { id: *id, own, hops, prefixes, connections }
     });
     let reasons = state.session.status().map(|status| status.reasons.clone()).unwrap_or_default();
     RouterDetail {

@@ -63,7 +63,7 @@ const OF_WORKER: [OfWorker; 6] = [
 /// A value of a router: name, type, help, value.
 type OfRouter = (&'static str, &'static str, &'static str, fn(&Router) -> u64);
 
-const OF_ROUTER: [OfRouter; 8] = [
+const OF_ROUTER: [OfRouter; 9] = [
     ("router_connected", "gauge", "1 while somebody is connected to a guest channel.", |r| {
         r.connected.into()
     }),
@@ -78,6 +78,12 @@ const OF_ROUTER: [OfRouter; 8] = [
     }),
     ("router_nexthops", "gauge", "Next hops a router delegates.", |r| r.nexthops as u64),
     ("router_prefixes", "gauge", "Prefixes a router delegates.", |r| r.prefixes as u64),
+    (
+        "router_connections",
+        "gauge",
+        "Connections a router delegates, each direction for itself.",
+        |r| r.connections as u64,
+    ),
     ("router_bypassed_packets_total", "counter", "Packets that bypassed a router.", |r| r.packets),
     ("router_bypassed_bytes_total", "counter", "Bytes of these packets.", |r| r.bytes),
 ];

@@ -60,6 +60,7 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(routers::list))
         .routes(routes!(routers::show))
         .routes(routes!(routers::prefixes))
+        .routes(routes!(routers::connections))
         .routes(routes!(routers::bypass))
         .routes(routes!(flows::why))
         .routes(routes!(host::workers))

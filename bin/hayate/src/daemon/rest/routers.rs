@@ -4,10 +4,13 @@ use super::Refusal;
 use super::answer::{carried_through, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
-use api::channel::Prefix;
-use api::{Bypass, Error, ErrorBody, ErrorCode, Router, RouterDetail, RouterPrefixes};
+use api::channel::{Flow, Prefix, Transport};
+use api::{
+    Bypass, Error, ErrorBody, ErrorCode, Router, RouterConnections, RouterDetail, RouterPrefixes,
+};
 use axum::Json;
 use axum::extract::{Path, Query, State};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// All VMs with a guest channel, by name, and what they delegate.
@@ -53,6 +56,46 @@ pub(super) async fn prefixes(
     let after = from.after.map(|text| text.parse::<Prefix>()).transpose();
     let after = after.map_err(|error| Error::new(ErrorCode::Invalid, format!("after: {error}")))?;
     Ok(Json(registry.prefixes(&name(&text)?, after)?))
+}
+
+/// Where a list of connections begins: behind this one.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FromFlow {
+    protocol: Option<Transport>,
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+}
+
+/// Connections a router delegates, each direction for itself, in order, 10000 at a time.
+#[utoipa::path(get, path = "/v1/routers/{name}/connections", tag = "routers",
+    operation_id = "list_connections",
+    params(
+        ("name" = String, Path, description = "Name of its VM"),
+        ("protocol" = Option<Transport>, Query,
+            description = "Only those behind the one of this protocol, source and destination"),
+        ("source" = Option<String>, Query, description = "Its source"),
+        ("destination" = Option<String>, Query, description = "Its destination")),
+    responses(
+        (status = 200, body = RouterConnections),
+        (status = 400, description = "A part of the connection is missing", body = ErrorBody),
+        (status = 404, description = "There is no router of that name", body = ErrorBody)))]
+pub(super) async fn connections(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Query(from): Query<FromFlow>,
+) -> Result<Json<RouterConnections>, Refusal> {
+    let after = match (from.protocol, from.source, from.destination) {
+        (None, None, None) => None,
+        (Some(protocol), Some(source), Some(destination)) => {
+            Some(Flow { protocol, source, destination })
+        }
+        _ => {
+            let what = "protocol, source and destination belong together";
+            return Err(Error::new(ErrorCode::Invalid, what).into());
+        }
+    };
+    Ok(Json(registry.connections(&name(&text)?, after)?))
 }
 
 /// Lets a router be bypassed where it delegates, or has it get all packets itself. When this is
