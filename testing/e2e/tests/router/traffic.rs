@@ -100,7 +100,10 @@ impl Traffic {
         let len = came.len().max(n + 1);
         came.resize(len, None);
         if let Some(other) = came[n].replace(way) {
-            bail!("frame {n} came twice: by {other:02x?} and by {way:02x?}");
+            let before = &came[n.saturating_sub(4)..n];
+            bail!(
+                "frame {n} came twice: by {other:02x?} and by {way:02x?}; those before by {before:02x?}"
+            );
         }
         Ok(())
     }
