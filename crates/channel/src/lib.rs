@@ -57,6 +57,8 @@ pub struct Port<P> {
 pub enum Action<P> {
     /// Removes it, if there is one: nothing is delegated any more.
     Clear,
+    /// It is still there: ports of it that lost their link count again.
+    Confirm,
     /// Its interfaces, in place of those before; next hops name them by their place here. Nothing may
     /// bypass the router until the rest of the step is done: meanwhile places are those of before.
     Interfaces(Vec<PlacedInterface<P>>),

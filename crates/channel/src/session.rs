@@ -248,7 +248,8 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         agent.renew(now);
         let lease_ms = u32::try_from(agent.lease.as_millis()).unwrap_or(u32::MAX);
         let before = self.placed();
-        let actions = self.delegation.look_again(world);
+        let mut actions = self.delegation.look_again(world);
+        actions.push(Action::Confirm);
         let placed = Some(self.placed()).filter(|placed| *placed != before);
         Ok((Lease { lease_ms, lost, placed }, actions))
     }
@@ -335,7 +336,8 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         let in_force = self.delegation.in_force();
         match carry_out(self, params) {
             Ok((result, actions)) => {
-                let settle = in_force && !actions.is_empty();
+                let changes = actions.iter().any(|action| *action != Action::Confirm);
+                let settle = in_force && changes;
                 self.step(id, actions, settle, Outcome::Result(result))
             }
             Err(failed) => self.refuse(id, failed.data, &failed.message),

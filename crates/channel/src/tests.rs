@@ -88,6 +88,7 @@ impl Host {
         for action in actions {
             match action {
                 Action::Clear => *self = Self::default(),
+                Action::Confirm => {}
                 Action::Interfaces(interfaces) => {
                     assert_ne!(interfaces, self.interfaces, "nothing is done twice");
                     self.interfaces = interfaces;

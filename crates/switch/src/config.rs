@@ -307,7 +307,8 @@ impl Switch {
     }
 
     /// Sets a port up, or down: then nothing is sent to it, frames from it are dropped
-    /// (`port-down`), and what was learned behind it is forgotten.
+    /// (`port-down`), and what was learned behind it is forgotten. A router's is bypassed again when
+    /// the router was confirmed ([`Switch::confirm_router`]).
     pub fn set_link(&self, id: PortId, up: bool) -> Result<(), SwitchError> {
         self.change_port(id, |port| {
             let change = port.up != up;
@@ -409,9 +410,12 @@ impl Switch {
         change: impl FnOnce(&mut Port) -> bool,
     ) -> Result<(), SwitchError> {
         let _control = self.control.lock();
-        let config = self.next_config();
+        let mut config = self.next_config();
         let mut port = config.port(id).cloned().ok_or(SwitchError::NoSuchPort(id))?;
         if change(&mut port) {
+            if !port.up {
+                config.lose_port(id);
+            }
             port.shared = Arc::default();
             self.publish(config, id, Some(port));
         }

@@ -130,6 +130,9 @@ pub(crate) struct Way {
 pub(crate) struct Router {
     pub(crate) bypass: bool,
     pub(crate) interfaces: Vec<RouterInterface>,
+    /// Ports that lost their link since it said where its interfaces are: whoever is behind them now
+    /// may have forgotten everything.
+    pub(crate) lost: Vec<PortId>,
     /// By number less one.
     pub(crate) routes: Vec<Option<Arc<Way>>>,
     /// Where numbers are handed out from next.
@@ -232,6 +235,7 @@ impl Switch {
         let router = Router {
             bypass: true,
             interfaces: Vec::new(),
+            lost: Vec::new(),
             routes: Vec::new(),
             next_route: 0,
             total: Arc::default(),
@@ -292,7 +296,22 @@ impl Switch {
             {
                 return Err(SwitchError::PortOfRouter(taken.port));
             }
-            edit(routers, id)?.interfaces = interfaces;
+            let router = edit(routers, id)?;
+            router.interfaces = interfaces;
+            router.lost.clear();
+            Ok(())
+        })
+    }
+
+    /// It is still there, and knows what it delegated: ports of it that lost their link are bypassed
+    /// again once they are up.
+    pub fn confirm_router(&self, id: RouterId) -> Result<(), SwitchError> {
+        let config = self.config.load();
+        if config.router(id).ok_or(SwitchError::NoSuchRouter(id))?.lost.is_empty() {
+            return Ok(());
+        }
+        self.change_router(id, |router| {
+            router.lost.clear();
             Ok(())
         })
     }
@@ -548,6 +567,18 @@ impl Snapshot {
 
     fn has_connections(&self) -> bool {
         self.routers.iter().flatten().any(|router| !router.connections.is_empty())
+    }
+
+    /// A port lost its link: nothing goes past its router there until that says that it is still the
+    /// same.
+    pub(crate) fn lose_port(&mut self, id: PortId) {
+        let owner = self.port(id).and_then(|port| port.router);
+        let slot = owner.and_then(|owner| self.routers.get_mut(usize::from(owner.0)));
+        if let Some(router) = slot.and_then(Option::as_mut)
+            && !router.lost.contains(&id)
+        {
+            Arc::make_mut(router).lost.push(id);
+        }
     }
 
     /// A port is gone: what a router had there is not another's who gets its number.

@@ -55,6 +55,9 @@ pub enum NotBypassed {
     /// Switched off.
     #[error("its bypass is switched off")]
     Off,
+    /// Its port lost its link.
+    #[error("its port lost its link, and it has not said since that it is still the same")]
+    Lost,
     /// Not for one of its interfaces.
     #[error("the frame is for none of the interfaces it told of")]
     Interface,
@@ -296,6 +299,9 @@ impl Snapshot {
             interface.port == at.port && interface.vlan == at.tag && interface.mac == at.mac
         };
         let ingress = router.interfaces.iter().position(ours).ok_or(NotBypassed::Interface)?;
+        if router.lost.contains(&at.port) {
+            return Err(NotBypassed::Lost);
+        }
         let mut flow = *flow;
         let connection = flow.tuple.and_then(|tuple| router.connection(&tuple, ingress));
         let (number, way) = match &connection {
@@ -333,6 +339,9 @@ impl Snapshot {
         // As if it came from the router now.
         let down = NotBypassed::Dropped(DropReason::PortDown);
         let from = self.port(interface.port).filter(|port| port.up).ok_or(down)?;
+        if router.lost.contains(&interface.port) {
+            return Err(NotBypassed::Lost);
+        }
         let (dst, src) = (hop.mac, interface.mac);
         let tag = interface.vlan.map(Tci);
         let class = from.vlan.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP });

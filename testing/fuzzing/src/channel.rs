@@ -116,6 +116,7 @@ impl Host {
         for action in step.actions {
             match action {
                 Action::Clear => *self = Self::default(),
+                Action::Confirm => {}
                 Action::Interfaces(placed) => self.interfaces = placed.len(),
                 Action::NextHop { number, to } => drop(self.nexthops.insert(number, to)),
                 Action::RemoveNextHop(number) => {

@@ -57,6 +57,10 @@ impl PlaneRouter {
                 gone = self.clear()?;
                 continue;
             }
+            // Where there is no router nothing was lost.
+            if action == Action::Confirm && self.id.is_none() {
+                continue;
+            }
             // Between new interfaces and the next hops that name them.
             if matches!(action, Action::Interfaces(_)) && !held {
                 let id = self.id()?;
@@ -77,6 +81,7 @@ impl PlaneRouter {
         let host = &self.plane.host;
         match action {
             Action::Clear => {}
+            Action::Confirm => host.confirm_router(id)?,
             Action::Interfaces(placed) => {
                 host.set_interfaces(id, placed.into_iter().map(interface).collect())?;
             }

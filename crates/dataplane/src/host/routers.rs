@@ -60,6 +60,16 @@ impl Host {
         Ok(self.0.switch.set_interfaces(id, interfaces)?)
     }
 
+    /// It is still there, and knows what it delegated: ports of it that lost their link are bypassed
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist.
+    pub fn confirm_router(&self, id: RouterId) -> Result<(), HostError> {
+        Ok(self.0.switch.confirm_router(id)?)
+    }
+
     /// A new route, which no prefix takes yet.
     ///
     /// # Errors

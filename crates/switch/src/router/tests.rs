@@ -462,6 +462,20 @@ fn what_begins_a_bypass() {
     assert!(!bypassed());
     switch.set_bypass(id, true).unwrap();
     assert!(bypassed());
+    // A link that was lost: the router says first that it is still the same.
+    for port in [lab.routers[0].interfaces[0].port, lab.routers[0].interfaces[1].port] {
+        switch.set_link(port, false).unwrap();
+        switch.set_link(port, true).unwrap();
+        // It is known again where it is.
+        for interface in &lab.routers[0].interfaces {
+            let hello =
+                frame(Mac([0xff; 6]), interface.mac, interface.vlan, [0; 4], [255; 4], 1, 20);
+            switch.snapshot().lookup(interface.port, &hello, NOW);
+        }
+        assert!(!bypassed());
+        switch.confirm_router(id).unwrap();
+        assert!(bypassed());
+    }
     let (to, route) = (Prefix::new(address(1, 0, 1).into(), 32).unwrap(), RouteId(3));
     assert!(switch.withdraw(id, to).unwrap());
     assert!(!bypassed());
