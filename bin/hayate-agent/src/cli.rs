@@ -32,12 +32,18 @@ Exit status:
 
 const RUN_HELP: &str = "\
 The agent needs the rights of root (CAP_NET_ADMIN) in the network namespace it runs in. It changes \
-nothing there but one thing: it tells the kernel which neighbours are in use, so that those that \
-packets bypass the kernel to are not forgotten.
+nothing there but this: it tells the kernel which neighbours and connections are in use, so that \
+those that packets bypass the kernel to are not forgotten, and has conntrack take the windows of \
+these TCP connections less seriously (be_liberal).
 
-Delegated is what the kernel would do with packets that it only routes. Nothing is delegated while \
-something else is done to them; `hayate-agent status` says what it is:
-  * rules of nf_tables or iptables where forwarded packets pass
+Delegated is what the kernel would do with packets that it only routes. If rules of nf_tables filter or \
+translate them by connection, established connections of TCP and UDP are delegated instead. For \
+that, each chain that forwarded packets pass has to accept packets of established connections, and \
+do nothing else to them: no rule in front of `ct state established accept` may concern them but by \
+accepting, not even by counting. Chains of type nat are always fine.
+
+Nothing is delegated while something else is done to packets; `hayate-agent status` says what it is:
+  * other rules of nf_tables, or iptables, where forwarded packets pass
   * policy rules other than the three that are always there, VRFs, source-specific IPv6 routes
   * traffic control: filters, or disciplines that shape
   * XDP programs, IPsec policies, MPLS
@@ -51,8 +57,8 @@ withdraw everything and end it.";
 const STATUS_HELP: &str = "\
 What it says:
   connected  to which daemon, under which name; or why not
-  delegates  plain (all that is routed) or nothing
-  because    why nothing is delegated
+  delegates  plain (all that is routed), stateful (established connections) or nothing
+  because    why not more
   kernel     what the kernel has
   told       what the daemon was told of it, and what it is still to be told
   bypassed   what the switch sent past this router in this session

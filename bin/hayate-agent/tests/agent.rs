@@ -427,7 +427,10 @@ fn rules_that_let_established_connections_pass_are_told_from_others() {
     };
     let accept = "ct state established,related accept;";
     let more = "counter packets 0 bytes 0 accept; policy drop;";
+    let docs = include_str!("../../../docs/guest-channel.md");
+    let shown = docs.split("```text\n").find(|block| block.starts_with("table ")).unwrap();
     let pass = [
+        shown.split("```").next().unwrap().to_owned(),
         filter(&format!("policy drop; {accept} tcp dport 22 counter accept")),
         filter(&format!("ct state invalid drop; {accept} {more}")),
         filter(&format!("ct state new tcp dport 80 counter accept; {accept} {more}")),
@@ -438,6 +441,12 @@ fn rules_that_let_established_connections_pass_are_told_from_others() {
         )),
         filter(&format!("ip saddr 10.0.0.0/8 accept; iifname \"eth1\" accept; {accept} {more}")),
         filter("ct state invalid,new counter drop"),
+        filter(&format!("ct state {{ established, related }} accept; {more}")),
+        filter(&format!(
+            "ct state != {{ established, related }} counter drop; {accept} policy drop;"
+        )),
+        filter("policy drop; ct state vmap { established : accept, related : accept, new : drop }"),
+        filter("ct state vmap { invalid : drop, untracked : drop }"),
         "table inet f { chain c { type filter hook forward priority 0; policy drop; jump d; }
          chain d { ct state established goto e; tcp dport 1 drop; } chain e { accept; } }"
             .to_owned(),
@@ -458,6 +467,10 @@ fn rules_that_let_established_connections_pass_are_told_from_others() {
         (filter("tcp dport 80 drop"), "has rules"),
         (filter("accept"), "conntrack is not in use"),
         (filter("policy drop; ct state new accept"), "by policy"),
+        (filter("policy drop; ct state { new, related } accept"), "by policy"),
+        (filter("ct state vmap { new : accept, established : drop }"), "drop (rule 1 of c)"),
+        (filter(&format!("tcp dport vmap {{ 80 : drop }}; {accept}")), "lookup (rule 1 of c)"),
+        (filter(&format!("tcp dport {{ 80, 81 }} drop; {accept}")), "drop (rule 1 of c)"),
         (filter(&format!("counter; {accept}")), "counter (rule 1 of c)"),
         (filter(&format!("meta length > 1400 drop; {accept}")), "drop (rule 1 of c)"),
         (filter(&format!("ip saddr 10.1.1.5 drop; {accept}")), "drop (rule 1 of c)"),

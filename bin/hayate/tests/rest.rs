@@ -48,7 +48,7 @@ fn the_description_matches_what_answers() {
         // A method that is not described is refused, and not as an unknown path.
         refused(&daemon, ("PATCH", &path, ""), 405, "no-such-method");
     }
-    assert_eq!(operations, 26);
+    assert_eq!(operations, 27);
 }
 
 /// Checks types, required fields and that nothing is there that is not described.

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use api::channel::{Flow, Transport};
 use rustix::net::netlink as protocol;
 
+use super::checks;
 use super::netlink::{Events, Message, Socket, attribute, attributes, be32, malformed};
 use super::uapi::*;
 use crate::state::{Family, State};
@@ -122,8 +123,8 @@ impl Conntrack {
         state.clear_connections();
         if self.room > 0 {
             let request = [AF_UNSPEC, 0, 0, 0];
-            let found = self.requests.dump_into(IPCTNL_MSG_CT_GET, &request, entry_into)?;
-            for entry in found {
+            let found = self.requests.dump_into(IPCTNL_MSG_CT_GET, &request, entry_into);
+            for entry in found.or_else(checks::not_there)? {
                 self.consider(state, &entry, false);
             }
             // What the kernel says to what was changed.

@@ -233,6 +233,8 @@ fn tcp(lab: &mut Lab, to: &str) -> Result<String> {
         exchange(&near, &far)?;
         let entry = lab.entry(port)?.context(|| "conntrack forgot the connection".into())?;
         ensure!(entry.contains("ESTABLISHED"), "{entry}");
+        // Kept alive, not given back to the router in time.
+        ensure!(lab.show()?["connections"] == 2, "it is the router's again");
         std::thread::sleep(Duration::from_millis(100));
     }
     let bypassed = lab.bypassed()? - before;
@@ -313,6 +315,7 @@ pub fn udp(lab: &mut Lab) -> Result<String> {
         exchange()?;
         let entry = lab.entry(port)?;
         ensure!(entry.is_some(), "conntrack forgot the connection");
+        ensure!(lab.show()?["connections"] == 2, "it is the router's again");
     }
     let bypassed = lab.bypassed()? - before;
     ensure!(bypassed > 20, "only {bypassed} packets went past the router");

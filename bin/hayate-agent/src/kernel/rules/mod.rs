@@ -7,13 +7,16 @@
 //! noted of it, then it makes no difference whether it passes these chains. A chain of type nat only
 //! sees the first packet of a connection.
 
+mod expression;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::checks;
-use super::netlink::{Message, Socket, attributes, be32, malformed, text};
+use super::netlink::{Message, Socket, attribute, attributes, be32, malformed, text};
 use super::uapi::*;
 use crate::state::{Family, Filters, Obstacle, Stateful};
+use expression::{Data, Elements, Expression, Verdict};
 
 /// Rules that are looked at, for one chain and packet.
 const STEPS_MAX: usize = 1 << 20;
@@ -37,53 +40,12 @@ struct Base {
     is_nat: bool,
 }
 
-/// A part of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Expression {
-    /// State of the connection into a register.
-    CtState(usize),
-    /// Protocol, or version of IP, of a packet.
-    Protocol(usize),
-    Version(usize),
-    /// Flags of TCP, if it is TCP.
-    TcpFlags(usize),
-    /// Something that is not known.
-    Unknown(usize),
-    /// Bits, and those to turn.
-    Bitwise {
-        from: usize,
-        to: usize,
-        mask: u32,
-        xor: u32,
-    },
-    /// The first bytes of a register are these, or are not.
-    Compare {
-        register: usize,
-        equal: bool,
-        value: u32,
-        bytes: u32,
-    },
-    /// A condition of which nothing is known.
-    Condition,
-    Verdict(Verdict),
-    /// Anything else, by name.
-    Effect(String),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
-    Accept,
-    Continue,
-    Return,
-    Jump(String),
-    Goto(String),
-    Other(&'static str),
-}
-
 /// Rules of all chains.
 #[derive(Debug, Default)]
 struct Rules {
     chains: BTreeMap<(TableId, String), Vec<Vec<Expression>>>,
+    /// Sets that states of connections are looked up in; none if one has more than single values.
+    sets: BTreeMap<(TableId, String), Option<Elements>>,
     /// Protocol families of tables that use conntrack.
     conntrack: BTreeSet<u8>,
     /// What is done to connections that does not show in them.
@@ -139,8 +101,11 @@ fn filters(socket: &mut Socket) -> io::Result<(Filters, BTreeSet<Obstacle>)> {
         *found |= is_dormant(message)?;
         Ok(())
     })?;
-    let rules =
+    let mut rules =
         socket.dump_into(NFT_MSG_GETRULE, &all, |rules: &mut Rules, message| rules.add(message))?;
+    for ((table, name), found) in &mut rules.sets {
+        *found = elements(socket, table, name)?;
+    }
     for base in &bases {
         if let Err(what) = rules.check(base) {
             let (protocol, table) = &base.table;
@@ -175,6 +140,30 @@ fn is_dormant(message: &Message<'_>) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// What is in a set; none if it is not only single values.
+fn elements(
+    socket: &mut Socket,
+    (protocol, table): &TableId,
+    name: &str,
+) -> io::Result<Option<Elements>> {
+    let mut body = vec![*protocol, 0, 0, 0];
+    for (kind, text) in [(NFTA_SET_ELEM_LIST_TABLE, table.as_str()), (NFTA_SET_ELEM_LIST_SET, name)]
+    {
+        attribute(&mut body, kind, &[text.as_bytes(), &[0]].concat());
+    }
+    let found = socket.dump_into(NFT_MSG_GETSETELEM, &body, |found: &mut Vec<_>, message| {
+        for list in attributes(message.body, 4) {
+            if let (NFTA_SET_ELEM_LIST_ELEMENTS, list) = list? {
+                for element in attributes(list, 0) {
+                    found.push(Data::read(element?.1)?.element());
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(found.into_iter().collect())
 }
 
 /// A base chain that does something to forwarded packets.
@@ -243,7 +232,18 @@ impl Rules {
                 _ => {}
             }
         }
-        self.chains.entry(((protocol, table), chain)).or_default().push(rule);
+        let table = (protocol, table);
+        let mut state_in = None;
+        for expression in &rule {
+            match expression {
+                Expression::CtState(to) => state_in = Some(*to),
+                Expression::Lookup { register, set, .. } if state_in == Some(*register) => {
+                    self.sets.insert((table.clone(), set.clone()), None);
+                }
+                _ => state_in = None,
+            }
+        }
+        self.chains.entry((table, chain)).or_default().push(rule);
         Ok(())
     }
 
@@ -328,7 +328,8 @@ impl Rules {
             let does = |what: &str| {
                 format!("may do to established packets: {what} (rule {number} of {chain})")
             };
-            let Some((verdict, sure)) = packet.matches(rule).map_err(does)? else { continue };
+            let set = |name: &str| self.sets.get(&(table.clone(), name.to_owned()))?.as_ref();
+            let Some((verdict, sure)) = packet.matches(rule, set).map_err(does)? else { continue };
             let leaves = match verdict {
                 Verdict::Continue => continue,
                 Verdict::Accept => Leaves::Accepted,
@@ -356,7 +357,11 @@ impl Packet {
     ///
     /// # Errors
     /// What else it may do.
-    fn matches<'r>(&self, rule: &'r [Expression]) -> Result<Option<(&'r Verdict, bool)>, &'r str> {
+    fn matches<'r>(
+        &self,
+        rule: &'r [Expression],
+        set: impl Fn(&str) -> Option<&'r Elements>,
+    ) -> Result<Option<(&'r Verdict, bool)>, &'r str> {
         let mut words = [Word::default(); WORDS];
         let mut sure = true;
         let known = |bits| Word { bits, known: u32::MAX };
@@ -394,6 +399,22 @@ impl Packet {
                     }
                     continue;
                 }
+                Expression::Lookup { register, set: name, inverted, verdict } => {
+                    let word = words.get(*register).copied().unwrap_or_default();
+                    match set(name).filter(|_| word.known == u32::MAX) {
+                        Some(elements) => {
+                            let found = elements.iter().find(|(key, _)| *key == word.bits);
+                            match found {
+                                Some((_, Some(what))) if *verdict => return Ok(Some((what, sure))),
+                                _ if found.is_some() == *inverted => return Ok(None),
+                                _ => {}
+                            }
+                        }
+                        None if *verdict => return Err("lookup"),
+                        None => sure = false,
+                    }
+                    continue;
+                }
                 Expression::Condition => {
                     sure = false;
                     continue;
@@ -406,113 +427,5 @@ impl Packet {
             }
         }
         Ok(None)
-    }
-}
-
-/// The attributes of an expression.
-struct Data<'a>(BTreeMap<u16, &'a [u8]>);
-
-impl<'a> Data<'a> {
-    fn read(bytes: &'a [u8]) -> io::Result<Self> {
-        attributes(bytes, 0).collect::<io::Result<_>>().map(Self)
-    }
-
-    fn bytes(&self, kind: u16) -> Option<&'a [u8]> {
-        self.0.get(&kind).copied()
-    }
-
-    fn number(&self, kind: u16) -> Option<u32> {
-        be32(self.bytes(kind)?)
-    }
-
-    /// A register, as the place of its first word.
-    fn register(&self, kind: u16) -> Option<usize> {
-        let number = self.number(kind)? as usize;
-        match number {
-            1..=4 => Some((number - 1) * 4),
-            8..=23 => Some(number - 8),
-            _ => None,
-        }
-    }
-
-    /// A value of at most 32 bits, and its length in bytes.
-    fn value(&self, kind: u16) -> Option<(u32, usize)> {
-        let data = Self::read(self.bytes(kind)?).ok()?;
-        let bytes = data.bytes(NFTA_DATA_VALUE)?;
-        let mut word = [0; 4];
-        word.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some((u32::from_ne_bytes(word), bytes.len()))
-    }
-
-    /// None: it is something that is not known to be harmless.
-    fn expression(&self, name: &str) -> Option<Expression> {
-        let into = |kind| self.register(kind);
-        Some(match name {
-            "ct" => match (self.number(NFTA_CT_KEY)?, into(NFTA_CT_DREG)?) {
-                (NFT_CT_STATE, to) => Expression::CtState(to),
-                (_, to) => Expression::Unknown(to),
-            },
-            "meta" => match (self.number(NFTA_META_KEY)?, into(NFTA_META_DREG)?) {
-                (NFT_META_L4PROTO, to) => Expression::Protocol(to),
-                (NFT_META_NFPROTO, to) => Expression::Version(to),
-                (_, to) => Expression::Unknown(to),
-            },
-            "payload" => {
-                let to = into(NFTA_PAYLOAD_DREG)?;
-                let place = [NFTA_PAYLOAD_BASE, NFTA_PAYLOAD_OFFSET, NFTA_PAYLOAD_LEN];
-                match place.map(|kind| self.number(kind)) {
-                    [Some(NFT_PAYLOAD_TRANSPORT_HEADER), Some(TCP_FLAGS), Some(1)] => {
-                        Expression::TcpFlags(to)
-                    }
-                    _ => Expression::Unknown(to),
-                }
-            }
-            "fib" => Expression::Unknown(into(NFTA_FIB_DREG)?),
-            "rt" => Expression::Unknown(into(NFTA_RT_DREG)?),
-            "exthdr" => Expression::Unknown(into(NFTA_EXTHDR_DREG)?),
-            "byteorder" => Expression::Unknown(into(NFTA_BYTEORDER_DREG)?),
-            "bitwise" => {
-                let (from, to) = (into(NFTA_BITWISE_SREG)?, into(NFTA_BITWISE_DREG)?);
-                let masks = self.value(NFTA_BITWISE_MASK).zip(self.value(NFTA_BITWISE_XOR));
-                match (self.number(NFTA_BITWISE_OP).unwrap_or(0), masks) {
-                    (0, Some(((mask, _), (xor, _)))) => Expression::Bitwise { from, to, mask, xor },
-                    _ => Expression::Unknown(to),
-                }
-            }
-            "cmp" => {
-                let register = into(NFTA_CMP_SREG)?;
-                match (self.number(NFTA_CMP_OP)?, self.value(NFTA_CMP_DATA)) {
-                    (op @ (NFT_CMP_EQ | NFT_CMP_NEQ), Some((value, length))) => {
-                        let bytes = [0, 1, 2, 3].map(|at| if at < length { 255 } else { 0 });
-                        let (equal, bytes) = (op == NFT_CMP_EQ, u32::from_ne_bytes(bytes));
-                        Expression::Compare { register, equal, value, bytes }
-                    }
-                    _ => Expression::Condition,
-                }
-            }
-            "range" => Expression::Condition,
-            "lookup" if self.bytes(NFTA_LOOKUP_DREG).is_none() => Expression::Condition,
-            "lookup" => Expression::Unknown(into(NFTA_LOOKUP_DREG)?),
-            "immediate" => match self.number(NFTA_IMMEDIATE_DREG)? {
-                NFT_REG_VERDICT => Expression::Verdict(self.verdict()?),
-                _ => Expression::Unknown(into(NFTA_IMMEDIATE_DREG)?),
-            },
-            _ => return None,
-        })
-    }
-
-    fn verdict(&self) -> Option<Verdict> {
-        let data = Self::read(self.bytes(NFTA_IMMEDIATE_DATA)?).ok()?;
-        let verdict = Self::read(data.bytes(NFTA_DATA_VERDICT)?).ok()?;
-        let chain = || verdict.bytes(NFTA_VERDICT_CHAIN).map(text);
-        Some(match verdict.number(NFTA_VERDICT_CODE)? as i32 {
-            NFT_CONTINUE | NFT_BREAK => Verdict::Continue,
-            NFT_JUMP => Verdict::Jump(chain()?),
-            NFT_GOTO => Verdict::Goto(chain()?),
-            NFT_RETURN => Verdict::Return,
-            1 => Verdict::Accept,
-            0 => Verdict::Other("drop"),
-            _ => Verdict::Other("queue"),
-        })
     }
 }
