@@ -424,7 +424,10 @@ proptest! {
                     let expected = model.ask(&asked, now, &ports);
                     let step = session.line(&asked.line(id), now, &ports);
                     prop_assert_eq!(refused(&step.answer, id), expected.err(), "{:?}", asked);
-                    prop_assert_eq!(step.settle, in_force && !step.actions.is_empty());
+                    let changes = step.actions.iter().any(|action| *action != Action::Confirm);
+                    prop_assert_eq!(step.settle, in_force && changes);
+                    let renews = matches!(asked, Asked::Renew) && expected.is_ok();
+                    prop_assert_eq!(step.actions.contains(&Action::Confirm), renews);
                     prop_assert!(expected.is_ok() || step.actions.is_empty());
                     host.carry_out(step.actions);
                     if let Err(reason) = expected {
