@@ -215,7 +215,6 @@ fn finish(
     workshop: &mut Workshop,
     counters: &QueueCounters,
 ) -> Result<(), Refused> {
-    frame.head.settle();
     let Workshop { linear, head, scratch, .. } = workshop;
     let whole = gather(linear, frame).ok_or(Refused::Drop(DropReason::FrameTooBig))?;
     if frame.offload.gso.is_none() {

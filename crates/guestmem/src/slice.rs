@@ -165,19 +165,6 @@ impl<'m> GuestSlice<'m> {
         self.load::<N>() == Some(bytes) || self.store(bytes)
     }
 
-    /// Stores words at the front, lowest byte first; false, and nothing done, if they do not fit.
-    #[inline(always)]
-    pub fn store_words<const N: usize>(&self, words: &[u64; N]) -> bool {
-        if self.len() < 8 * N {
-            return false;
-        }
-        for (n, &word) in words.iter().enumerate() {
-            // SAFETY: the slice has so many bytes; as in load.
-            unsafe { word::store_u64(self.ptr.as_ptr().add(8 * n), word) };
-        }
-        true
-    }
-
     /// Whether it begins a cache line of 64 bytes.
     #[inline(always)]
     #[must_use]

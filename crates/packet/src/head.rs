@@ -25,13 +25,7 @@ pub struct Head {
     buf: [u8; ROOM + HEAD_MAX],
     start: u16,
     len: u16,
-    /// `front` is to be put in place of the first bytes.
-    fronted: bool,
-    front: Front,
 }
-
-/// The first 32 bytes of a frame in words, the first byte lowest.
-pub type Front = [u64; 4];
 
 impl Default for Head {
     fn default() -> Self {
@@ -42,8 +36,7 @@ impl Default for Head {
 impl Head {
     /// An empty head.
     pub const fn new() -> Self {
-        let buf = [0; ROOM + HEAD_MAX];
-        Self { buf, start: ROOM as u16, len: 0, fronted: false, front: [0; 4] }
+        Self { buf: [0; ROOM + HEAD_MAX], start: ROOM as u16, len: 0 }
     }
 
     /// Empties the head and gives the place to copy a frame's beginning to; [`Head::set_len`]
@@ -59,7 +52,6 @@ impl Head {
     pub fn spare_with_vnet(&mut self, vnet: usize) -> &mut [u8] {
         self.start = ROOM as u16;
         self.len = 0;
-        self.fronted = false;
         self.buf.get_mut(ROOM - vnet.min(VNET_HLEN)..).unwrap_or_default()
     }
 
@@ -75,7 +67,6 @@ impl Head {
     /// [`VNET_HLEN_LEGACY`](crate::vnet::VNET_HLEN_LEGACY).
     #[inline]
     pub fn with_vnet(&mut self, header: VirtioNetHdr, vnet: usize) -> &[u8] {
-        self.settle();
         let (start, vnet) = (usize::from(self.start), vnet.min(VNET_HLEN));
         let begin = start - vnet;
         if vnet == VNET_HLEN
@@ -110,7 +101,6 @@ impl Head {
     /// Says how many bytes of [`Head::spare`] were written (at most [`HEAD_MAX`] count).
     #[inline]
     pub fn set_len(&mut self, len: usize) {
-        self.fronted = false;
         self.start = ROOM as u16;
         self.len = len.min(HEAD_MAX) as u16;
     }
@@ -139,35 +129,6 @@ impl Head {
             }
             len
         });
-    }
-
-    /// Has the first 32 bytes, which there are, replaced where the frame goes. Changed here, they
-    /// would have to be read back as a whole a moment later, and a processor waits with that until
-    /// all it wrote before is in its cache.
-    #[inline(always)]
-    pub fn set_front(&mut self, front: Front) {
-        // Word by word: it is read so.
-        for (to, from) in self.front.iter_mut().zip(front) {
-            *to = from;
-        }
-        self.fronted = true;
-    }
-
-    /// What is to be put in place of the first bytes of [`Head::bytes`] and [`Head::block`].
-    #[inline(always)]
-    pub fn front(&self) -> Option<&Front> {
-        self.fronted.then_some(&self.front)
-    }
-
-    /// Puts it there now.
-    #[inline]
-    pub fn settle(&mut self) {
-        if std::mem::take(&mut self.fronted) {
-            let front = self.front.map(u64::to_le_bytes);
-            if let Some(bytes) = self.bytes_mut().first_chunk_mut::<32>() {
-                bytes.copy_from_slice(front.as_flattened());
-            }
-        }
     }
 
     /// The bytes, edits included: at most [`HEAD_MAX`] + [`HEADROOM`].
@@ -199,7 +160,6 @@ impl Head {
     /// Puts a tag (0x8100) in front of the EtherType. False, and nothing done, when there is no
     /// Ethernet header or no headroom left.
     pub fn push_vlan(&mut self, tci: Tci) -> bool {
-        self.settle();
         let start = usize::from(self.start);
         if self.len() < ETHERTYPE_OFFSET + 2 || start < ROOM - HEADROOM + VLAN_HLEN {
             return false;
@@ -214,7 +174,6 @@ impl Head {
 
     /// Removes the outermost tag (0x8100) and returns it; `None`, and nothing done, without one.
     pub fn pop_vlan(&mut self) -> Option<Tci> {
-        self.settle();
         let tci = vlan_tag(self.bytes())?;
         if self.len() < ETHERTYPE_OFFSET + VLAN_HLEN + 2 {
             return None;
@@ -228,7 +187,6 @@ impl Head {
 
     /// Overwrites the outermost tag's TCI; false without a tag.
     pub fn set_vlan(&mut self, tci: Tci) -> bool {
-        self.settle();
         let tagged = vlan_tag(self.bytes()).is_some();
         if tagged {
             put_be16(self.bytes_mut(), ETHERTYPE_OFFSET + 2, tci.0);

@@ -20,7 +20,7 @@ pub mod vnet;
 
 pub use eth::{Mac, Tci, VlanEdit};
 pub use flow::flow_hash;
-pub use head::{Front, HEAD_MAX, HEADROOM, Head};
+pub use head::{HEAD_MAX, HEADROOM, Head};
 pub use vnet::{BadOffload, Checked, Offloads, VirtioNetHdr};
 
 /// Big-endian `u16` at `at`, if the bytes are there.

@@ -9,7 +9,7 @@ use crate::eth::{
 };
 use crate::ip::Version;
 use crate::vnet::Checked;
-use crate::{Front, HEAD_MAX, Head, be16};
+use crate::{HEAD_MAX, Head, be16};
 
 /// Where the packet begins in a frame without a tag.
 const UNTAGGED: usize = ETHERTYPE_OFFSET + 2;
@@ -99,13 +99,34 @@ impl Packet {
     }
 
     /// The same for IPv4 without a tag and with nothing left to do, of a frame of which `block` holds
-    /// the first `len` bytes: nothing is looked at that the compiler knows.
+    /// the first `len` bytes; and its addresses ([`Packet::address_words`]).
+    ///
+    /// It reads whole words, each where one begins: what was written to the block just now can be read
+    /// in this way before it is in the cache.
     #[inline(always)]
-    pub fn read_usual(block: &[u8; HEAD_MAX], len: usize, frame_len: usize) -> Option<Packet> {
-        if be16(block, ETHERTYPE_OFFSET) != Some(ETH_P_IP) || len < UNTAGGED + IPV4_HLEN {
-            return None;
-        }
-        Self::read_at(block, UNTAGGED, Version::V4, frame_len, &Checked::PLAIN)
+    pub fn read_usual(
+        block: &[u8; HEAD_MAX],
+        len: usize,
+        frame_len: usize,
+    ) -> Option<(Packet, u64)> {
+        const BEGIN: u64 = 0x45 << 16 | (ETH_P_IP.swap_bytes() as u64);
+        let (words, _) = block.as_chunks::<8>();
+        let word = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
+        let (b, c, d, e) = (word(1), word(2), word(3), word(4));
+        let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
+        let sum = (b >> 48) + halves(c) + halves(d) + (e & 0xffff);
+        let (length, hops) = (u64::from((c as u16).swap_bytes()), c >> 48 & 0xff);
+        let packet = Packet(
+            field(UNTAGGED as u64, L3)
+                | field(hops, HOPS)
+                | field(length, LENGTH)
+                | field(length, LARGEST),
+        );
+        let fits = UNTAGGED + IPV4_HLEN <= len
+            && IPV4_HLEN as u64 <= length
+            && packet.frame_len() <= frame_len;
+        (b >> 32 & 0xff_ffff == BEGIN && fits && is_whole(sum))
+            .then_some((packet, d >> 16 | e << 48))
     }
 
     #[inline(always)]
@@ -266,36 +287,6 @@ impl Packet {
     /// router to the next machine. The caller has seen to it that there are more [`Packet::hops`].
     #[inline(always)]
     pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
-        let first = head.bytes().first_chunk().filter(|_| self.l3() == UNTAGGED);
-        match first.map(|first| self.front(first, routers, source, destination)) {
-            Some(front) => head.set_front(front),
-            None => self.forward_tagged(head, routers, source, destination),
-        }
-    }
-
-    /// The first bytes of a frame without a tag, as [`Packet::forward`] makes them.
-    #[inline(always)]
-    #[must_use]
-    pub fn front(self, first: &[u8; 32], routers: u8, source: Mac, destination: Mac) -> Front {
-        let words = first.as_chunks::<8>().0;
-        let at = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
-        let (second, third, fourth) = (at(1), at(2), at(3));
-        // Nothing is borrowed from the byte behind it: there are more hops.
-        let (third, fourth) = match self.version() {
-            Version::V4 => {
-                let sum = count_down((fourth as u16).swap_bytes(), routers);
-                let fourth = fourth & !0xffff | u64::from(sum.swap_bytes());
-                (third.wrapping_sub(u64::from(routers) << 48), fourth)
-            }
-            Version::V6 => (third.wrapping_sub(u64::from(routers) << 40), fourth),
-        };
-        let (source, destination) = (word(source), word(destination));
-        let rest = second & !u64::from(u32::MAX);
-        [destination | source << 48, source >> 16 | rest, third, fourth]
-    }
-
-    #[inline(never)]
-    fn forward_tagged(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
         let bytes = head.bytes_mut();
         if let Some(macs) = bytes.first_chunk_mut::<ETHERTYPE_OFFSET>() {
             let (to, from) = macs.split_at_mut(6);
@@ -320,12 +311,6 @@ impl Packet {
     }
 }
 
-/// An address, first byte lowest.
-#[inline(always)]
-fn word(Mac([a, b, c, d, e, f]): Mac) -> u64 {
-    u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
-}
-
 /// Hops and length of an IPv4 packet.
 #[inline(always)]
 fn read_v4(ip: &[u8]) -> Option<(u8, u32)> {
@@ -334,9 +319,14 @@ fn read_v4(ip: &[u8]) -> Option<(u8, u32)> {
     let length = u32::from(u16::from_be_bytes([l0, l1]));
     let (words, _) = header.as_chunks::<4>();
     let sum = words.iter().fold(0u64, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
-    // Folded it is all ones, in the machine's byte order as well as in the network's.
-    let whole = sum % 0xffff == 0;
-    (v == 0x45 && length >= IPV4_HLEN as u32 && whole).then_some((hops, length))
+    (v == 0x45 && length >= IPV4_HLEN as u32 && is_whole(sum)).then_some((hops, length))
+}
+
+/// Whether a header with this sum of its 16 or 32 bit words is as it was sent: folded it is all ones,
+/// in the machine's byte order as well as in the network's.
+#[inline(always)]
+fn is_whole(sum: u64) -> bool {
+    sum.is_multiple_of(0xffff)
 }
 
 /// Hops and length of an IPv6 packet.

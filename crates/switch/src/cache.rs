@@ -163,11 +163,11 @@ impl Cache {
         snapshot: &Snapshot,
         in_port: PortId,
         head: &[u8; HEAD_MAX],
-        packet: Packet,
+        packet: (Packet, u64),
         now_ms: u64,
     ) -> Option<&Routed> {
         let key = Key::of(in_port, head)?;
-        self.memo.again(snapshot, key, (packet, head), now_ms)
+        self.memo.again(snapshot, key, packet, now_ms)
     }
 
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about

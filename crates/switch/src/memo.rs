@@ -148,11 +148,10 @@ impl Memo {
         &mut self,
         snapshot: &Snapshot,
         key: Key,
-        (packet, head): (Packet, &[u8]),
+        (packet, addresses): (Packet, u64),
         now_ms: u64,
     ) -> Option<&Routed> {
-        let [both, ..] = packet.address_words(head);
-        let about = About { key, flow: 0, addresses: [both, 0, 0, 0] };
+        let about = About { key, flow: 0, addresses: [addresses, 0, 0, 0] };
         let found =
             if snapshot.flows_matter() { None } else { self.find(&about, snapshot, now_ms) };
         let Some(number) = found else {

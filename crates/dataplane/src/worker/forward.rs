@@ -121,14 +121,13 @@ impl Lookup<'_> {
     fn again(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
         let Lookup { switch, cache, now_ms, .. } = self;
         let (block, len) = frame.head.block()?;
-        let packet = Packet::read_usual(block, len, frame.len)?;
+        let usual @ (packet, _) = Packet::read_usual(block, len, frame.len)?;
         // Padding, or something that is left to do.
         if packet.frame_len() != frame.len || frame.offload != Checked::PLAIN {
             return None;
         }
-        let way = cache.route_again(switch, from, block, packet, *now_ms)?;
-        let front = packet.front(block.first_chunk()?, way.routers, way.source, way.destination);
-        frame.head.set_front(front);
+        let way = cache.route_again(switch, from, block, usual, *now_ms)?;
+        packet.forward(frame.head, way.routers, way.source, way.destination);
         apply(way.edit, frame);
         Some(way.port)
     }

@@ -5,8 +5,11 @@
 //! cache only if **one** store holds all of them; otherwise it waits until that store and every
 //! store before it, those to cold guest memory included, have reached the cache. The ordinary
 //! short copy ends in stores that overlap, so reading back its result waits nearly always. Here a
-//! block is written and read in whole cache lines, and what lies behind the end is masked out on
-//! the guest's side. (Measured: frames of 64 bytes, 10 against 16 million a second.)
+//! block is written and read in halves of cache lines, and what lies behind the end is masked out on
+//! the guest's side. (Measured: frames of 64 bytes, 10 against 16 million a second.) In halves, as of
+//! a store of 64 bytes only the lower half is had early; and of that by loads that do not reach over
+//! a multiple of 8 bytes, so who is in a hurry reads words where they begin. (Measured: 2 against 5.5
+//! nanoseconds, and a router's work on a frame 30 against 12 cycles.)
 
 #![expect(unsafe_code)]
 // UNSAFETY: inline assembly that loads and stores through raw pointers; the caller answers for their ranges.
@@ -77,7 +80,8 @@ mod x86_64 {
             asm!(
                 "kmovq k1, {low}",
                 "vmovdqu8 zmm16{{k1}}{{z}}, [{s}]",
-                "vmovdqu64 [{t}], zmm16",
+                "vmovdqu64 [{t}], ymm16",
+                "vextracti64x4 [{t} + 32], zmm16, 1",
                 low = in(reg) low, s = in(reg) src, t = in(reg) block.as_mut_ptr(),
                 out("k1") _, out("zmm16") _, options(nostack, preserves_flags)
             );
@@ -102,7 +106,8 @@ mod x86_64 {
         unsafe {
             asm!(
                 "kmovq k1, {low}",
-                "vmovdqu64 zmm16, [{s}]",
+                "vmovdqu64 ymm16, [{s}]",
+                "vinserti64x4 zmm16, zmm16, [{s} + 32], 1",
                 "vmovdqu8 [{t}]{{k1}}, zmm16",
                 low = in(reg) low, s = in(reg) block.as_ptr(), t = in(reg) dst,
                 out("k1") _, out("zmm16") _, options(nostack, preserves_flags)

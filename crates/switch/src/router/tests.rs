@@ -250,9 +250,10 @@ impl Lab {
             let again = cache.as_mut().filter(|_| frame[12..14] == [8, 0]).and_then(|cache| {
                 let known = cache.expects_route(head.bytes()).then(|| {
                     let (block, len) = head.block().unwrap();
+                    let [addresses, ..] = packet.address_words(block);
                     let read = Packet::read_usual(block, len, frame.len());
-                    assert_eq!(read, Some(packet));
-                    cache.route_again(&snapshot, port, block, packet, NOW)
+                    assert_eq!(read, Some((packet, addresses)));
+                    cache.route_again(&snapshot, port, block, (packet, addresses), NOW)
                 });
                 known.flatten().map(|way| (*way, None))
             });
@@ -279,7 +280,6 @@ impl Lab {
                     }
                     packet.forward(&mut head, way.routers, way.source, way.destination);
                     assert!(head.edit(way.edit));
-                    head.settle();
                     to = way.port;
                 }
                 None => assert!(head.edit(edit)),

@@ -98,9 +98,6 @@ impl Sink for LiveRx {
             Some((block, n)) => room.copy_from_block(block, n),
             None => room.copy_from(frame.head.bytes()),
         };
-        if let Some(front) = frame.head.front() {
-            room.store_words(front);
-        }
         match frame.body {
             Body::One(rest) if rest.is_empty() => {}
             Body::One(rest) => {
