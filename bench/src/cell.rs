@@ -51,6 +51,8 @@ pub enum Kind {
     Tso,
     /// frames through 0, 1, 2, 4 and 8 routers that let the switch forward for them, and by size
     Routers,
+    /// frames through 1, 2, 4 and 8 routers that are virtual machines with polling drivers
+    PolledRouters,
     /// frames to 1 M addresses at random through a router with 10, 1 k, 100 k and 1 M prefixes
     Prefixes,
 }
@@ -132,6 +134,9 @@ pub struct Cell {
     pub flows: u32,
     /// Routers on the way.
     pub routers: u16,
+    /// Virtual machines on the way that forward.
+    #[serde(default)]
+    pub machines: u16,
     /// Prefixes that each of them has routes for.
     pub prefixes: u32,
     /// Frames or round trips a second; none: as many as go.
@@ -185,6 +190,7 @@ impl Choice {
             entries: self.entries,
             flows: 1,
             routers: 0,
+            machines: 0,
             prefixes: 0,
             rate: None,
             side: Side::Both,
@@ -193,7 +199,11 @@ impl Choice {
         };
         let many = [1, 1_000, 100_000, 1_000_000];
         match kind {
-            Kind::Throughput | Kind::Rtt | Kind::SwitchLoopback | Kind::VmLoopback => {
+            Kind::Throughput | Kind::Rtt | Kind::SwitchLoopback => {
+                cells.extend(self.sizes.iter().map(|&size| Cell { size, ..plain }));
+            }
+            Kind::VmLoopback => {
+                let plain = Cell { machines: 1, ..plain };
                 cells.extend(self.sizes.iter().map(|&size| Cell { size, ..plain }));
             }
             Kind::Touch => {
@@ -228,6 +238,9 @@ impl Choice {
                 let routers = |&size| [0, 1].map(|routers| Cell { routers, size, ..plain });
                 cells.extend(larger.flat_map(routers));
             }
+            Kind::PolledRouters => {
+                cells.extend([1, 2, 4, 8].map(|machines| Cell { machines, ..plain }));
+            }
             Kind::Prefixes => {
                 let plain = Cell { routers: 1, flows: 1_000_000, ..plain };
                 let many = [10, 1_000, 100_000, 1_000_000];
@@ -251,7 +264,7 @@ impl Cell {
     /// The switch it needs.
     #[must_use]
     pub fn topology(&self) -> Topology {
-        let ports = if self.kind == Kind::VmLoopback { 4 } else { 2 * self.pairs };
+        let ports = 2 * (self.pairs + self.machines);
         let mtu = (self.kind == Kind::Jumbo).then_some(9_000);
         // What every switch has room for needs not be asked for.
         let macs = if self.kind == Kind::Macs && self.flows > 500 { 2 * self.flows } else { 0 };
@@ -276,6 +289,7 @@ impl Cell {
             paths: match self.kind {
                 Kind::SwitchLoopback => Paths::BothWays,
                 Kind::VmLoopback => Paths::Forwarded,
+                Kind::PolledRouters => Paths::Routed(self.machines),
                 _ => Paths::OneWay,
             },
             flows: self.flows,
@@ -312,6 +326,8 @@ impl Cell {
                     many => format!("{size}{many} routers"),
                 }
             }
+            Kind::PolledRouters if self.machines == 1 => "1 router".to_owned(),
+            Kind::PolledRouters => format!("{} routers", self.machines),
             Kind::Prefixes => format!("{} prefixes", count(self.prefixes)),
             Kind::Queues if self.queues == 1 => "1 queue".to_owned(),
             Kind::Queues => format!("{} queues", self.queues),

@@ -3,6 +3,7 @@
 //! Ethernet, IPv4, UDP (TCP for segments larger than a frame), good header checksums, and in the
 //! payload a mark with the flow's number, so that a receiver can tell which frame it looks at.
 
+use guestmem::GuestSlice;
 use packet::checksum::{checksum, pseudo_header};
 
 use super::buffers::HEADER;
@@ -146,6 +147,19 @@ fn segmentation_header() -> [u8; HEADER as usize] {
     header
 }
 
+/// Does to a frame's packet what a router does that sends it on: one hop less, and the checksum changed
+/// by as much (RFC 1624, as Linux writes it).
+#[inline(always)]
+pub fn count_down(frame: GuestSlice<'_>) {
+    let place = frame.skip(ETHERNET + 8);
+    if let Some([hops, protocol, c0, c1, rest @ ..]) = place.load::<10>() {
+        let sum = u32::from(u16::from_be_bytes([c0, c1])) + 0x0100;
+        let [c0, c1] = ((sum + u32::from(sum >= 0xffff)) as u16).to_be_bytes();
+        let [a, b, c, d, e, f] = rest;
+        place.store([hops.saturating_sub(1), protocol, c0, c1, a, b, c, d, e, f]);
+    }
+}
+
 /// The flow's number in a frame of this size (without virtio-net header), if it is one of ours.
 #[must_use]
 pub fn flow_of(frame: &[u8], size: u32) -> Option<u32> {
@@ -157,6 +171,8 @@ pub fn flow_of(frame: &[u8], size: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use testkit::frontend::{Pages, SharedMemory};
+
     use super::*;
 
     #[test]
@@ -185,6 +201,23 @@ mod tests {
         assert_eq!(keys.len(), 200_000);
         assert_ne!(mac(1, 5), mac(1, 6));
         assert_ne!(mac(1, 5), mac(2, 5));
+    }
+
+    #[test]
+    fn a_router_counts_down() {
+        let memory = SharedMemory::new(&[(0, 4096)], Pages::Small).unwrap();
+        let spec = FrameSpec { size: 64, from: 0, to: 1, flows: Flows::Ports, gateway: None };
+        let bytes = build(&spec, 5);
+        let place = memory.guest().slice(0, bytes.len() as u32).unwrap();
+        place.copy_from(&bytes);
+        for hops in (0..64).rev() {
+            let mut now = bytes.clone();
+            count_down(place.skip(HEADER as usize));
+            place.copy_to(&mut now);
+            let frame = &now[HEADER as usize..];
+            assert_eq!((frame[22], checksum(&frame[14..34])), (hops, 0));
+            assert_eq!(flow_of(frame, 64), Some(5));
+        }
     }
 
     #[test]

@@ -26,9 +26,22 @@ pub enum Paths {
     OneWay,
     /// Both of each pair send: switch loopback.
     BothWays,
-    /// Four cards: the first sends to the second; what a virtual machine gets there it forwards
-    /// out of the third, to the fourth: VM loopback.
+    /// The first card sends to the second; what a virtual machine gets there it forwards out of the
+    /// third, to the fourth: VM loopback.
     Forwarded,
+    /// So many machines in a row that do this, routers: each counts the packet's hops down.
+    Routed(u16),
+}
+
+impl Paths {
+    /// Machines that forward.
+    fn machines(self) -> usize {
+        match self {
+            Paths::OneWay | Paths::BothWays => 0,
+            Paths::Forwarded => 1,
+            Paths::Routed(machines) => machines.into(),
+        }
+    }
 }
 
 /// What traffic there is to be.
@@ -157,9 +170,9 @@ impl<R: Ring> Traffic<R> {
         let (senders, receivers): (Vec<usize>, Vec<usize>) = match spec.paths {
             Paths::OneWay => (all.clone().step_by(2).collect(), all.skip(1).step_by(2).collect()),
             Paths::BothWays => (all.clone().collect(), all.collect()),
-            Paths::Forwarded => (vec![0], vec![3]),
+            Paths::Forwarded | Paths::Routed(_) => (vec![0], vec![2 * spec.paths.machines() + 1]),
         };
-        let needed = if spec.paths == Paths::Forwarded { 4 } else { 2 };
+        let needed = 2 * spec.paths.machines() + 2;
         if cards.len() < needed || !cards.len().is_multiple_of(2) {
             return Err(GeneratorError::Pairing);
         }
@@ -281,8 +294,8 @@ impl<R: Ring> Traffic<R> {
         let start = Instant::now();
         for pair in 0..self.cards.len() / 2 {
             let (left, right) = (2 * pair, 2 * pair + 1);
-            if self.spec.paths == Paths::Forwarded && pair == 1 {
-                self.compose();
+            if (1..=self.spec.paths.machines()).contains(&pair) {
+                self.compose(pair);
             }
             for (from, to) in [(right, left), (left, right)] {
                 loop {
@@ -308,26 +321,28 @@ impl<R: Ring> Traffic<R> {
         while quiet.elapsed() < Duration::from_millis(20) {
             self.cards.iter_mut().for_each(settle);
         }
-        if self.spec.paths == Paths::Forwarded {
-            self.compose();
-            self.align()?;
+        for machine in 1..=self.spec.paths.machines() {
+            self.compose(machine);
+            self.align(machine)?;
         }
         self.check()
     }
 
-    /// What the virtual machine has in its buffers so far is made its own, to be sent.
-    fn compose(&mut self) {
-        if let Some(inside) = self.cards.get(1) {
-            inside.prefill(&self.mem, &frames_of(2, &self.spec));
+    /// What virtual machine `machine`, counted from 1, has in its buffers so far is made its own, to be
+    /// sent.
+    fn compose(&mut self, machine: usize) {
+        if let Some(inside) = self.cards.get(2 * machine - 1) {
+            inside.prefill(&self.mem, &frames_of(2 * machine, &self.spec));
         }
     }
 
-    /// Brings the virtual machine's two rings to the same entry: from then on a buffer is received
-    /// and sent under one number.
-    fn align(&mut self) -> Result<(), GeneratorError> {
+    /// Brings a virtual machine's two rings to the same entry: from then on a buffer is received and
+    /// sent under one number. What is sent for that moves the rings of the next machine.
+    fn align(&mut self, machine: usize) -> Result<(), GeneratorError> {
         let start = Instant::now();
         loop {
-            let [_, inside, outside, last, ..] = self.cards.as_mut_slice() else {
+            let cards = self.cards.get_mut(2 * machine - 1..);
+            let Some([inside, outside, last, ..]) = cards else {
                 return Err(GeneratorError::Pairing);
             };
             let mut aligned = true;
@@ -343,6 +358,11 @@ impl<R: Ring> Traffic<R> {
             }
             settle(last);
             if aligned {
+                // All that was sent arrived.
+                let quiet = Instant::now();
+                while quiet.elapsed() < Duration::from_millis(5) {
+                    settle(last);
+                }
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
@@ -471,23 +491,32 @@ impl<R: Ring> Traffic<R> {
         }
     }
 
-    /// The virtual machine in between: what its one card received leaves by the other one.
+    /// The virtual machines in between: what the one card of each received leaves by the other one.
     #[inline(always)]
     fn forward(&mut self) {
-        if self.spec.paths != Paths::Forwarded {
-            return;
+        for machine in 1..=self.spec.paths.machines() {
+            self.forward_at(machine);
         }
-        let Some((inside, outside)) = two(&mut self.cards, 1, 2) else { return };
+    }
+
+    fn forward_at(&mut self, machine: usize) {
+        let (into, out) = (2 * machine - 1, 2 * machine);
+        let routes = matches!(self.spec.paths, Paths::Routed(_));
+        let Some((inside, outside)) = two(&mut self.cards, into, out) else { return };
         let mut macs = [0; 12];
-        macs[..6].copy_from_slice(&frames::mac(3, 0));
-        macs[6..].copy_from_slice(&frames::mac(2, 0));
+        macs[..6].copy_from_slice(&frames::mac(out as u16 + 1, 0));
+        macs[6..].copy_from_slice(&frames::mac(out as u16, 0));
         for (rx, tx) in inside.rx.iter_mut().zip(&mut outside.tx) {
             let buffers = *rx.ring.buffers();
             let mem = &self.mem;
             let count = rx.ring.reap(BURST, |slot, _| {
-                if let Some(place) = mem.slice(buffers.address(slot.into()), HEADER + 12) {
+                if let Some(place) = mem.slice(buffers.address(slot.into()), buffers.len) {
                     place.store([0; HEADER as usize]);
-                    place.skip(HEADER as usize).store(macs);
+                    let frame = place.skip(HEADER as usize);
+                    frame.store(macs);
+                    if routes {
+                        frames::count_down(frame);
+                    }
                 }
             });
             if count > 0 {
@@ -525,8 +554,8 @@ pub(super) fn source<R: Ring>(
     spec: &TrafficSpec,
     before: &[Card<R>],
 ) -> Result<Source, GeneratorError> {
-    if spec.paths == Paths::Forwarded && index == 2 {
-        let inside = before.get(1).ok_or(GeneratorError::Pairing)?;
+    if index > 0 && index.is_multiple_of(2) && index <= 2 * spec.paths.machines() {
+        let inside = before.get(index - 1).ok_or(GeneratorError::Pairing)?;
         return Ok(Source::Received(inside.rx.iter().map(|queue| *queue.ring.buffers()).collect()));
     }
     // The one that only answers needs one frame.

@@ -95,6 +95,7 @@ pub(super) fn title(kind: Kind) -> &'static str {
         Kind::Jumbo => "Frames of 9000 bytes",
         Kind::Tso => "TCP segments of 64 KiB",
         Kind::Routers => "Routers on the way",
+        Kind::PolledRouters => "Routers with polling drivers on the way",
         Kind::Prefixes => "Prefixes of a router",
     }
 }
@@ -137,6 +138,11 @@ fn about(kind: Kind) -> Option<&'static str> {
              `hayate-agent` in each). `hayate` forwards past them what they delegated, `hayate, no \
              bypass` hands the same frames to each of them (`hayate router bypass NAME off`), OVS-DPDK \
              has the rewrites of all routers as OpenFlow rules, written by hand.",
+        ),
+        Kind::PolledRouters => Some(
+            "From guest to guest through routers that are virtual machines themselves and poll, as with \
+             DPDK: each counts a packet's hops down and sends it on to the next. Nothing is delegated; \
+             frames and cycles are those of the whole way. All the machines share the generator's CPU.",
         ),
         Kind::Prefixes => Some(
             "1 M destinations at random, past one Linux router that delegated so many prefixes. No \

@@ -38,6 +38,7 @@ fn cell(kind: Kind) -> Cell {
         entries: 256,
         flows: 1,
         routers: 0,
+        machines: 0,
         prefixes: 0,
         rate: None,
         side: Side::Both,

@@ -100,17 +100,17 @@ impl System {
     /// Whether it has a place in a cell's table.
     #[must_use]
     pub fn takes_part(self, cell: &Cell) -> bool {
-        use Kind::{Cpu, Macs, Pings, Prefixes, Rtt, Sides, Throughput, VmLoopback};
+        use Kind::{Cpu, Macs, Pings, PolledRouters, Prefixes, Rtt, Sides, Throughput};
         match self {
             System::Hayate => true,
             System::Ovs => cell.kind != Prefixes,
-            System::Testpmd => cell.routers == 0,
+            System::Testpmd => cell.routers == 0 && cell.kind != PolledRouters,
             System::HayateRouted => cell.kind == Kind::Routers && cell.routers > 0,
             System::HayateLatency | System::HayatePower => matches!(cell.kind, Rtt | Pings | Cpu),
             System::OvsSleep => matches!(cell.kind, Cpu | Pings | Sides),
             System::Bridge => matches!(cell.kind, Throughput | Rtt),
             // What is forwarded by a machine is nobody's frame; to it, machines are flows.
-            System::Limit => !matches!(cell.kind, Cpu | Macs | Pings | Sides | VmLoopback),
+            System::Limit => cell.machines == 0 && !matches!(cell.kind, Cpu | Macs | Pings | Sides),
         }
     }
 

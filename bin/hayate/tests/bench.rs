@@ -49,10 +49,12 @@ fn daemon() -> (Daemon, Vec<std::path::PathBuf>) {
 fn frames_travel<R: Ring>(packed: bool) {
     let (_daemon, sockets) = daemon();
     let memory = SharedMemory::new(&[(1 << 30, 32 << 20)], Pages::Small).unwrap();
-    let touches = [Touch::None, Touch::All, Touch::Headers];
-    for (paths, touch) in
-        [Paths::OneWay, Paths::BothWays, Paths::Forwarded].into_iter().zip(touches)
-    {
+    for (paths, touch) in [
+        (Paths::OneWay, Touch::None),
+        (Paths::BothWays, Touch::All),
+        (Paths::Forwarded, Touch::Headers),
+        (Paths::Routed(1), Touch::Headers),
+    ] {
         let spec = TrafficSpec { paths, touch, ..spec(packed) };
         let mut traffic = Traffic::<R>::connect(&sockets, &spec, &memory).unwrap();
         // Every method checks what arrives.
