@@ -55,6 +55,8 @@ pub enum Kind {
     PolledRouters,
     /// frames to 1 M addresses at random through a router with 10, 1 k, 100 k and 1 M prefixes
     Prefixes,
+    /// frames between two guests, and past a router, while the router of others misbehaves
+    Strangers,
 }
 
 /// Ring formats.
@@ -111,6 +113,18 @@ pub enum Side {
     Sending,
 }
 
+/// What a router does to the daemon that is nobody's of those whose frames are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mischief {
+    /// As many requests as go that are refused.
+    Refused,
+    /// As many changes of what it delegates as go.
+    Changes,
+    /// Connections that end in the middle of a message.
+    Halves,
+}
+
 /// Frames a second in [`Kind::Pings`] and [`Kind::Sides`].
 const PINGS: u32 = 10_000;
 const SIDES: u32 = 500_000;
@@ -139,6 +153,9 @@ pub struct Cell {
     pub machines: u16,
     /// Prefixes that each of them has routes for.
     pub prefixes: u32,
+    /// What a router of others does.
+    #[serde(default)]
+    pub mischief: Option<Mischief>,
     /// Frames or round trips a second; none: as many as go.
     pub rate: Option<u32>,
     /// How far frames go.
@@ -192,6 +209,7 @@ impl Choice {
             routers: 0,
             machines: 0,
             prefixes: 0,
+            mischief: None,
             rate: None,
             side: Side::Both,
             touch: self.touch,
@@ -246,6 +264,15 @@ impl Choice {
                 let many = [10, 1_000, 100_000, 1_000_000];
                 cells.extend(many.map(|prefixes| Cell { prefixes, ..plain }));
             }
+            Kind::Strangers => {
+                // As many ways as are remembered, nearly.
+                let past = Cell { routers: 1, prefixes: 10, flows: 1_000, ..plain };
+                for cell in [plain, past] {
+                    let what = [Mischief::Refused, Mischief::Changes, Mischief::Halves];
+                    let what = [None].into_iter().chain(what.map(Some));
+                    cells.extend(what.map(|mischief| Cell { mischief, ..cell }));
+                }
+            }
         }
     }
 }
@@ -261,6 +288,12 @@ impl Cell {
         }
     }
 
+    /// Whether the guests leave their CPU to others half of the time. Rates are of the other half.
+    #[must_use]
+    pub fn shares_cpu(&self) -> bool {
+        self.kind == Kind::Strangers
+    }
+
     /// The switch it needs.
     #[must_use]
     pub fn topology(&self) -> Topology {
@@ -268,8 +301,8 @@ impl Cell {
         let mtu = (self.kind == Kind::Jumbo).then_some(9_000);
         // What every switch has room for needs not be asked for.
         let macs = if self.kind == Kind::Macs && self.flows > 500 { 2 * self.flows } else { 0 };
-        let Cell { queues, offloads, routers, prefixes, .. } = *self;
-        Topology { ports, queues, mtu, macs, offloads, routers, prefixes }
+        let Cell { queues, offloads, routers, prefixes, mischief, .. } = *self;
+        Topology { ports, queues, mtu, macs, offloads, routers, prefixes, mischief }
     }
 
     /// The traffic.
@@ -296,6 +329,7 @@ impl Cell {
             vary: match self.kind {
                 Kind::Macs => Flows::Macs,
                 Kind::Prefixes => Flows::Destinations,
+                Kind::Strangers if self.routers > 0 => Flows::Destinations,
                 _ => Flows::Ports,
             },
             routers: self.routers,
@@ -328,6 +362,16 @@ impl Cell {
             }
             Kind::PolledRouters if self.machines == 1 => "1 router".to_owned(),
             Kind::PolledRouters => format!("{} routers", self.machines),
+            Kind::Strangers => {
+                let what = match self.mischief {
+                    None => "nothing",
+                    Some(Mischief::Refused) => "requests refused",
+                    Some(Mischief::Changes) => "changes",
+                    Some(Mischief::Halves) => "half messages",
+                };
+                let past = if self.routers > 0 { "past a router, " } else { "" };
+                format!("{past}{what}")
+            }
             Kind::Prefixes => format!("{} prefixes", count(self.prefixes)),
             Kind::Queues if self.queues == 1 => "1 queue".to_owned(),
             Kind::Queues => format!("{} queues", self.queues),

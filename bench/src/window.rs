@@ -16,6 +16,8 @@ use crate::sut::Running;
 /// Traffic before the first window, and at the beginning of each.
 const WARM_UP: Duration = Duration::from_millis(100);
 const SETTLE: Duration = Duration::from_millis(5);
+/// Where guests share their CPU: how long they have it, and then do not have it.
+const SLICE: Duration = Duration::from_millis(2);
 /// Length of a window, and of one at a rate: a switch that sleeps now and then needs longer to show.
 const FLOOD: Duration = Duration::from_millis(60);
 const PACED: Duration = Duration::from_millis(100);
@@ -164,7 +166,7 @@ impl Watch<'_> {
         let (mine, its, taken) = (me.times(), self.thread.times(), stolen());
         let cpu = ran(&switch);
         let (counted, start) = (traffic.counters(), Instant::now());
-        let Sent { mut samples, away } = self.send(traffic, self.length(), ROUND_TRIPS)?;
+        let Sent { mut samples, away, paused } = self.send(traffic, self.length(), ROUND_TRIPS)?;
         let seconds = start.elapsed().as_secs_f64();
         let (my_end, its_end, taken) = (me.times(), self.thread.times(), stolen() - taken);
         let cpu = ran(&switch).saturating_sub(cpu).as_secs_f64();
@@ -208,7 +210,7 @@ impl Watch<'_> {
             seconds,
             sent: delta.sent,
             received,
-            mpps: received as f64 / seconds / 1e6,
+            mpps: received as f64 / (seconds - paused.as_secs_f64()) / 1e6,
             away: away.as_secs_f64() * 1e6,
             full: 100.0 * delta.full as f64 / (delta.turns.max(1)) as f64,
             cpu: 100.0 * cpu / seconds,
@@ -253,6 +255,15 @@ impl Watch<'_> {
     ) -> Result<Sent, GeneratorError> {
         let mut sent = Sent::default();
         match self.cell.method() {
+            Method::Flood if self.cell.shares_cpu() => {
+                let start = Instant::now();
+                while start.elapsed() < time {
+                    traffic.flood(SLICE)?;
+                    let pause = Instant::now();
+                    std::thread::sleep(SLICE);
+                    sent.paused += pause.elapsed();
+                }
+            }
             Method::Flood => traffic.flood(time)?,
             Method::RoundTrips(rate) => sent.samples = round_trips(traffic, time, most, rate)?,
             // Guests that sleep.
@@ -270,6 +281,8 @@ struct Sent {
     samples: Vec<u32>,
     /// See [`Window::away`].
     away: Duration,
+    /// How long the guests left their CPU to others.
+    paused: Duration,
 }
 
 /// Percentiles of sorted round trips.

@@ -165,6 +165,22 @@ fn promises() -> Vec<Promise> {
             AtLeast(0.75),
         ),
         of(
+            Kind::Strangers,
+            None,
+            |cell| cell.mischief.is_some() && cell.routers == 0,
+            "rate, of that without",
+            OverCell(|cell| cell.mischief.is_none() && cell.routers == 0, RATE),
+            AtLeast(0.95),
+        ),
+        of(
+            Kind::Strangers,
+            None,
+            |cell| cell.mischief.is_some() && cell.routers > 0,
+            "past a router: rate, of that without",
+            OverCell(|cell| cell.mischief.is_none() && cell.routers > 0, RATE),
+            AtLeast(0.95),
+        ),
+        of(
             Kind::Pairs,
             None,
             |cell| cell.pairs == 32,

@@ -40,6 +40,7 @@ fn cell(kind: Kind) -> Cell {
         routers: 0,
         machines: 0,
         prefixes: 0,
+        mischief: None,
         rate: None,
         side: Side::Both,
         touch: Touch::Headers,

@@ -7,7 +7,9 @@ use std::time::Duration;
 use super::meter::Meter;
 use super::process::{Process, run};
 use super::router::Namespace;
+use super::stranger::Stranger;
 use super::{Running, SutError, Topology, directory};
+use crate::cell::Mischief;
 use crate::place::Place;
 
 /// How long routers may take to delegate a million prefixes, seconds.
@@ -105,8 +107,30 @@ pub(super) fn start(
         agent.map_or(Ok(()), |agent| agent.wait_for(DELEGATED, delegated))?;
         hayate(&["router", "bypass", &vm, if bypass { "on" } else { "off" }])?;
     }
+    let _stranger = match topology.mischief {
+        Some(mischief) => Some(stranger(mischief, topology, place, dir.path(), &hayate)?),
+        None => None,
+    };
     let meter = Meter::Hayate { program, run_dir };
-    Ok(Running { sockets, connects: false, thread, meter, processes, _routers: routers, _dir: dir })
+    let (connects, _routers, _dir) = (false, routers, dir);
+    Ok(Running { sockets, connects, thread, meter, processes, _routers, _stranger, _dir })
+}
+
+/// A router VM in the networks of the guests, which never starts but for its agent.
+fn stranger(
+    mischief: Mischief,
+    topology: &Topology,
+    place: Place,
+    dir: &Path,
+    hayate: &impl Fn(&[&str]) -> Result<String, SutError>,
+) -> Result<Stranger, SutError> {
+    let channel = dir.join("stranger.channel");
+    hayate(&["vm", "add", "stranger", "--channel", &channel.display().to_string()])?;
+    for (name, link) in [("strange0", 0), ("strange1", topology.routers)] {
+        let card = ["--kind", "vhost", "--vm", "stranger"];
+        hayate(&[["port", "add", name, "--network", &network(link)].as_slice(), &card].concat())?;
+    }
+    Stranger::start(mischief, channel, place.guests)
 }
 
 fn network(link: u16) -> String {

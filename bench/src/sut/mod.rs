@@ -12,6 +12,7 @@ mod meter;
 pub mod ovs;
 pub mod process;
 mod router;
+mod stranger;
 pub mod testpmd;
 
 use std::io;
@@ -21,13 +22,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use crate::cell::{Cell, Kind};
+use crate::cell::{Cell, Kind, Mischief};
 use crate::place::Place;
 use crate::sched::{self, Thread};
 use bridge::Bridge;
 use meter::Meter;
 use process::Process;
 use router::Namespace;
+use stranger::Stranger;
 
 /// What can be measured.
 #[derive(
@@ -100,17 +102,19 @@ impl System {
     /// Whether it has a place in a cell's table.
     #[must_use]
     pub fn takes_part(self, cell: &Cell) -> bool {
-        use Kind::{Cpu, Macs, Pings, PolledRouters, Prefixes, Rtt, Sides, Throughput};
+        use Kind::{Cpu, Macs, Pings, PolledRouters, Prefixes, Rtt, Sides, Strangers, Throughput};
         match self {
             System::Hayate => true,
-            System::Ovs => cell.kind != Prefixes,
-            System::Testpmd => cell.routers == 0 && cell.kind != PolledRouters,
+            System::Ovs => !matches!(cell.kind, Prefixes | Strangers),
+            System::Testpmd => cell.routers == 0 && !matches!(cell.kind, PolledRouters | Strangers),
             System::HayateRouted => cell.kind == Kind::Routers && cell.routers > 0,
             System::HayateLatency | System::HayatePower => matches!(cell.kind, Rtt | Pings | Cpu),
             System::OvsSleep => matches!(cell.kind, Cpu | Pings | Sides),
             System::Bridge => matches!(cell.kind, Throughput | Rtt),
             // What is forwarded by a machine is nobody's frame; to it, machines are flows.
-            System::Limit => cell.machines == 0 && !matches!(cell.kind, Cpu | Macs | Pings | Sides),
+            System::Limit => {
+                cell.machines == 0 && !matches!(cell.kind, Cpu | Macs | Pings | Sides | Strangers)
+            }
         }
     }
 
@@ -155,6 +159,8 @@ pub struct Topology {
     pub routers: u16,
     /// Prefixes that each of them has routes for.
     pub prefixes: u32,
+    /// What the router of others does.
+    pub mischief: Option<Mischief>,
 }
 
 /// A switch that runs.
@@ -171,6 +177,8 @@ pub struct Running {
     processes: Vec<Process>,
     /// What the routers are, each with two ports.
     _routers: Vec<Namespace>,
+    /// Who does mischief.
+    _stranger: Option<Stranger>,
     /// Its files: removed after the processes ended.
     _dir: TempDir,
 }

@@ -105,6 +105,7 @@ pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Run
         meter,
         processes: vec![switch, database],
         _routers: Vec::new(),
+        _stranger: None,
         _dir: dir,
     })
 }

@@ -69,6 +69,7 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         meter: Meter::Testpmd,
         processes: vec![process],
         _routers: Vec::new(),
+        _stranger: None,
         _dir: dir,
     })
 }
