@@ -117,7 +117,7 @@ pub(crate) struct Count {
 
 /// A route as workers see it.
 #[derive(Debug)]
-pub(crate) struct Way {
+pub(crate) struct RouteEntry {
     pub(crate) route: Route,
     /// What took each of its hops.
     counts: Box<[Count]>,
@@ -134,7 +134,7 @@ pub(crate) struct Router {
     /// may have forgotten everything.
     pub(crate) lost: Vec<PortId>,
     /// By number less one.
-    pub(crate) routes: Vec<Option<Arc<Way>>>,
+    pub(crate) routes: Vec<Option<Arc<RouteEntry>>>,
     /// Where numbers are handed out from next.
     next_route: usize,
     /// Of its routes now and before.
@@ -169,7 +169,7 @@ impl Count {
     }
 }
 
-impl Way {
+impl RouteEntry {
     fn new(route: Route, users: Arc<AtomicU32>) -> Result<Arc<Self>, SwitchError> {
         let hops = match &route {
             Route::Own => 0,
@@ -197,18 +197,18 @@ impl Router {
         if is_ipv4 { &mut self.v4 } else { &mut self.v6 }
     }
 
-    pub(crate) fn way(&self, route: RouteId) -> Option<&Arc<Way>> {
+    pub(crate) fn entry(&self, route: RouteId) -> Option<&Arc<RouteEntry>> {
         self.routes.get((route.0 as usize).checked_sub(1)?)?.as_ref()
     }
 
     /// A prefix or connection no longer takes this route.
     fn left(&self, old: Option<RouteId>) {
-        if let Some(way) = old.and_then(|old| self.way(old)) {
-            way.users.fetch_sub(1, Ordering::Relaxed);
+        if let Some(entry) = old.and_then(|old| self.entry(old)) {
+            entry.users.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn way_mut(&mut self, route: RouteId) -> Option<&mut Option<Arc<Way>>> {
+    fn entry_mut(&mut self, route: RouteId) -> Option<&mut Option<Arc<RouteEntry>>> {
         let place = self.routes.get_mut((route.0 as usize).checked_sub(1)?)?;
         place.is_some().then_some(place)
     }
@@ -312,13 +312,13 @@ impl Switch {
 
     /// A new route; no prefix takes it yet. Numbers go round: one does not come back at once.
     pub fn add_route(&self, id: RouterId, route: Route) -> Result<RouteId, SwitchError> {
-        let way = Way::new(route, Arc::default())?;
+        let entry = RouteEntry::new(route, Arc::default())?;
         self.change_router(id, |router| {
             let Router { routes, next_route, .. } = router;
             let place = free_place(routes, next_route, Self::ROUTES_MAX);
             let place = place.ok_or(SwitchError::TooManyRoutes)?;
             if let Some(slot) = routes.get_mut(place) {
-                *slot = Some(way);
+                *slot = Some(entry);
             }
             Ok(RouteId(place as u32 + 1))
         })
@@ -333,9 +333,9 @@ impl Switch {
         new: Route,
     ) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
-            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            let users = slot.as_ref().map(|way| Arc::clone(&way.users));
-            *slot = Some(Way::new(new, users.unwrap_or_default())?);
+            let slot = router.entry_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            let users = slot.as_ref().map(|entry| Arc::clone(&entry.users));
+            *slot = Some(RouteEntry::new(new, users.unwrap_or_default())?);
             Ok(())
         })
     }
@@ -343,8 +343,8 @@ impl Switch {
     /// Removes a route that no prefix takes.
     pub fn remove_route(&self, id: RouterId, route: RouteId) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
-            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            if slot.as_ref().is_some_and(|way| way.users.load(Ordering::Relaxed) > 0) {
+            let slot = router.entry_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            if slot.as_ref().is_some_and(|entry| entry.users.load(Ordering::Relaxed) > 0) {
                 return Err(SwitchError::RouteInUse);
             }
             *slot = None;
@@ -362,10 +362,10 @@ impl Switch {
         let _control = self.control.lock();
         let config = self.config.load();
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-        let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
+        let entry = router.entry(route).ok_or(SwitchError::NoSuchRoute)?;
         let old = router.table(prefix.is_ipv4()).insert(prefix, route.0);
         let old = old.map_err(|_| SwitchError::TooManyRoutes)?;
-        way.users.fetch_add(1, Ordering::Relaxed);
+        entry.users.fetch_add(1, Ordering::Relaxed);
         router.left(old.map(RouteId));
         self.generations.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -396,8 +396,8 @@ impl Switch {
     pub fn route_counts(&self, id: RouterId) -> Result<RouteCounts, SwitchError> {
         let config = self.config.load();
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-        let counts = router.routes.iter().zip(1..).filter_map(|(way, number)| {
-            Some((RouteId(number), way.as_ref()?.counts.iter().map(Count::get).collect()))
+        let counts = router.routes.iter().zip(1..).filter_map(|(entry, number)| {
+            Some((RouteId(number), entry.as_ref()?.counts.iter().map(Count::get).collect()))
         });
         Ok(RouteCounts { total: router.total.get(), routes: counts.collect() })
     }
@@ -466,8 +466,8 @@ impl Snapshot {
             }
             let Some(router) = self.router(taken.router) else { continue };
             router.total.add(count);
-            let way = router.way(taken.route);
-            if let Some(hop) = way.and_then(|way| way.counts.get(usize::from(taken.hop))) {
+            let entry = router.entry(taken.route);
+            if let Some(hop) = entry.and_then(|entry| entry.counts.get(usize::from(taken.hop))) {
                 hop.add(count);
             }
         }
@@ -494,8 +494,8 @@ impl Snapshot {
             port.router = owner;
         }
         let routers = self.routers.iter().flatten();
-        let mut ways = routers.flat_map(|router| router.routes.iter().flatten());
-        self.multipath = ways.any(|way| way.counts.len() > 1);
+        let mut entries = routers.flat_map(|router| router.routes.iter().flatten());
+        self.multipath = entries.any(|entry| entry.counts.len() > 1);
         self.connections = self.has_connections();
         changed
     }

@@ -73,8 +73,8 @@ impl Switch {
         }
         self.with_connections(|config| {
             let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-            let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
-            way.users.fetch_add(1, Ordering::Relaxed);
+            let entry = router.entry(route).ok_or(SwitchError::NoSuchRoute)?;
+            entry.users.fetch_add(1, Ordering::Relaxed);
             let new = Connection { interface, to, route, count: Count::default() };
             router.left(router.connections.insert(tuple, new).map(|old| old.route));
             Ok(())
