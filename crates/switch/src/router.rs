@@ -374,22 +374,13 @@ impl Switch {
     /// Withdraws a prefix; returns whether it was delegated. Workers may still use it until they
     /// have finished the burst they are in.
     pub fn withdraw(&self, id: RouterId, prefix: Prefix) -> Result<bool, SwitchError> {
-        {
-            let _control = self.control.lock();
-            let config = self.config.load();
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-            if let Ok(old) = router.table(prefix.is_ipv4()).remove(prefix) {
-                router.left(old.map(RouteId));
-                self.generations.fetch_add(1, Ordering::AcqRel);
-                return Ok(old.is_some());
-            }
-        }
-        // No room to take it out. A new table is without it.
-        self.change_router(id, |router| {
-            let lpm = router.table_mut(prefix.is_ipv4());
-            *lpm = Arc::new(lpm.rebuilt().map_err(|_| SwitchError::TooManyRoutes)?);
-            Ok(true)
-        })
+        let _control = self.control.lock();
+        let config = self.config.load();
+        let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        let old = router.table(prefix.is_ipv4()).remove(prefix);
+        router.left(old.map(RouteId));
+        self.generations.fetch_add(1, Ordering::AcqRel);
+        Ok(old.is_some())
     }
 
     /// What went past a router, as far as workers have given account of it.
