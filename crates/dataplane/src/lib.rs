@@ -16,6 +16,7 @@
 mod balance;
 mod counters;
 mod egress;
+mod error;
 mod frame;
 mod homes;
 mod host;
@@ -26,7 +27,8 @@ mod spec;
 mod status;
 mod worker;
 
-pub use host::{Host, HostError};
+pub use error::HostError;
+pub use host::Host;
 pub use pace::{Moderation, Profile};
 pub use packet::tuple::Tuple;
 pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};

@@ -145,7 +145,7 @@ impl Cache {
     ) -> Option<(&Routed, Option<&Tuple>)> {
         let key = Key::of(in_port, head);
         let arrival = Arrival { to: (port, edit), head, packet, offload, key };
-        self.memo.way(snapshot, arrival, now_ms, &mut self.held)
+        self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
     }
 
     /// Whether a frame is to the same router as the last one that bypassed one: worth a look at

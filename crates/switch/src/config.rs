@@ -1,19 +1,23 @@
 //! Networks and ports: what control changes and workers read as a snapshot.
 
+mod flood;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use packet::Mac;
 use packet::eth::Eth;
-use packet::{Mac, VlanEdit};
 use parking_lot::Mutex;
 
+use crate::error::SwitchError;
 use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, Source};
 use crate::router::{Router, RouterId};
 use crate::table::Table;
-use crate::vlan::{self, Class, Egress, VID_MAX, VlanMode};
+use crate::vlan::{Class, Egress, VID_MAX, VlanMode};
 use crate::{DropReason, Flood, NetworkId, PortId, Verdict};
+pub use flood::{FloodMember, FloodMembers};
 
 /// A network's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,66 +43,6 @@ pub struct PortConfig {
     pub vlan: VlanMode,
     /// Addresses learned behind it at most; `None`: as many as the network's limit.
     pub mac_limit: Option<usize>,
-}
-
-/// A configuration that makes no sense.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SwitchError {
-    /// Unknown network.
-    #[error("there is no network {0}")]
-    NoSuchNetwork(NetworkId),
-    /// Unknown port.
-    #[error("there is no port {0}")]
-    NoSuchPort(PortId),
-    /// The network to remove has ports.
-    #[error("network {0} still has ports; remove them first")]
-    NetworkInUse(NetworkId),
-    /// All port numbers are in use.
-    #[error("there are {} ports already, which is the most there can be", Switch::PORTS_MAX)]
-    TooManyPorts,
-    /// All network numbers are in use.
-    #[error("there are {} networks already, which is the most there can be", Switch::NETWORKS_MAX)]
-    TooManyNetworks,
-    /// Not a VLAN id.
-    #[error("{0} is not a VLAN id; use 1 to {VID_MAX}")]
-    BadVlan(u16),
-    /// Group or zero address as a static entry.
-    #[error("{0} is not the address of one station")]
-    NotUnicast(Mac),
-    /// The static entries of the network are used up.
-    #[error("network {0} has too many static addresses")]
-    TooManyStatic(NetworkId),
-    /// No such static entry.
-    #[error("{0} is not a static address there")]
-    NotStatic(Mac),
-    /// Unknown router.
-    #[error("there is no router {0}")]
-    NoSuchRouter(RouterId),
-    /// All router numbers are in use.
-    #[error("there are {} routers already, which is the most there can be", Switch::ROUTERS_MAX)]
-    TooManyRouters,
-    /// More interfaces than a router may have.
-    #[error("a router has at most {} interfaces", Switch::ROUTER_INTERFACES_MAX)]
-    TooManyInterfaces,
-    /// Of another router.
-    #[error("port {0} belongs to another router")]
-    PortOfRouter(PortId),
-    /// The router's table is full.
-    #[error("the router has too many routes")]
-    TooManyRoutes,
-    /// More hops than a route may have.
-    #[error("a route has at most {} hops", Switch::HOPS_MAX)]
-    TooManyHops,
-    /// Unknown route.
-    #[error("the router has no such route")]
-    NoSuchRoute,
-    /// The route to remove has prefixes or connections.
-    #[error("prefixes or connections still take this route")]
-    RouteInUse,
-    /// A connection that would become one of another protocol.
-    #[error("a connection stays one of its protocol and version of IP")]
-    BadTranslation,
 }
 
 /// The switch: see the crate.
@@ -523,19 +467,6 @@ impl Snapshot {
         self.decide(in_port, head, now_ms, &mut Held::default()).verdict
     }
 
-    /// The ports of a flood, with what to do to the tag for each. In no particular order.
-    #[inline]
-    pub fn flood(&self, flood: Flood) -> FloodMembers<'_> {
-        let Flood { in_port, class } = flood;
-        let network = self.port(in_port).and_then(|port| self.network(port.network));
-        let (narrow, wide) = network.map_or((&[][..], &[][..]), |n| (&n.narrow[..], &n.wide[..]));
-        let from = narrow.partition_point(|(vid, _)| *vid < class.fid);
-        let narrow = narrow.get(from..).unwrap_or_default();
-        let to = narrow.partition_point(|(vid, _)| *vid == class.fid);
-        let narrow = narrow.get(..to).unwrap_or_default();
-        FloodMembers { flood, narrow: narrow.iter(), wide: wide.iter() }
-    }
-
     pub(crate) fn decide(
         &self,
         in_port: PortId,
@@ -606,38 +537,6 @@ impl Snapshot {
             }
             Egress::Edit(edit) => Some(Verdict::Forward { port: number, edit }),
         }
-    }
-}
-
-/// One port a flooded frame goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FloodMember {
-    /// The port.
-    pub port: PortId,
-    /// What to do with the tag for it.
-    pub edit: VlanEdit,
-}
-
-/// The ports of a flood: see [`Snapshot::flood`].
-#[derive(Clone, Debug)]
-pub struct FloodMembers<'s> {
-    flood: Flood,
-    narrow: std::slice::Iter<'s, (u16, PortId)>,
-    wide: std::slice::Iter<'s, (PortId, VlanMode)>,
-}
-
-impl Iterator for FloodMembers<'_> {
-    type Item = FloodMember;
-
-    #[inline]
-    fn next(&mut self) -> Option<FloodMember> {
-        let Flood { in_port, class } = self.flood;
-        let narrow = self.narrow.by_ref().map(|(_, port)| (*port, vlan::untagged(class)));
-        let wide = self.wide.by_ref().map(|(port, mode)| (*port, mode.egress(class)));
-        narrow.chain(wide).find_map(|(port, egress)| match egress {
-            Egress::Edit(edit) if port != in_port => Some(FloodMember { port, edit }),
-            _ => None,
-        })
     }
 }
 

@@ -58,6 +58,7 @@
 mod ahead;
 mod cache;
 mod config;
+mod error;
 mod fdb;
 mod lpm;
 mod memo;
@@ -69,9 +70,8 @@ mod way;
 mod worth;
 
 pub use cache::Cache;
-pub use config::{
-    FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch, SwitchError,
-};
+pub use config::{FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch};
+pub use error::SwitchError;
 pub use fdb::{FdbEntry, NetworkStats};
 pub use lpm::{Full, Lpm, Prefix};
 pub use packet::{Mac, Tci, VlanEdit};

@@ -6,9 +6,10 @@
 //! instead, with the whole prefix in it, so that long IPv6 prefixes are not chains of blocks.
 //!
 //! Any number of readers without locks, one writer at a time. Entries are single words. A block or
-//! leaf is written before the entry that leads to it, and never changed in kind or used again: what
-//! removals leave behind goes when the owner builds a new table ([`Lpm::is_wasteful`]). So a reader
-//! finds for each address what was true at some time during its look-up.
+//! leaf is written before the entry that leads to it, and never used again: what removals leave
+//! behind goes when the owner builds a new table ([`Lpm::is_wasteful`]). A leaf keeps its prefix; its
+//! two routes are entries, and change like the others. So a reader finds for each address what was
+//! true at some time during its look-up.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -139,6 +140,11 @@ impl Entry {
     fn store(self, word: &AtomicU32) {
         word.store(self.pack(), Release);
     }
+
+    /// Whether it is the route of a prefix this long.
+    fn is_of(self, length: u8) -> bool {
+        matches!(self, Entry::Route { len, route } if len == length && route != 0)
+    }
 }
 
 /// All addresses that go on from the same bytes, by their next byte.
@@ -152,7 +158,7 @@ impl Default for Block {
     }
 }
 
-/// One prefix, and what holds for the addresses beside it. Written before it can be found.
+/// One prefix, and what holds for the addresses beside it.
 #[derive(Debug, Default)]
 struct Leaf {
     high: AtomicU64,
@@ -380,13 +386,10 @@ impl Lpm {
     }
 
     /// Removes a prefix; returns the route it had.
-    ///
-    /// # Errors
-    /// [`Full`], and nothing changed that a look-up could find.
-    pub fn remove(&self, prefix: Prefix) -> Result<Option<u32>, Full> {
+    pub fn remove(&self, prefix: Prefix) -> Option<u32> {
         let prefix = prefix.span;
         let mut writer = self.writer.lock();
-        let Some(old) = writer.routes.remove(&prefix) else { return Ok(None) };
+        let old = writer.routes.remove(&prefix)?;
         writer.changes += 1;
         if let Some(count) = writer.lengths.get_mut(&prefix.len) {
             *count -= 1;
@@ -399,8 +402,8 @@ impl Lpm {
             writer.routes.get(&shorter).map(|&route| Entry::Route { len, route })
         });
         let cover = cover.unwrap_or(Entry::NONE);
-        self.take(&mut writer, &self.root, 0, 16, prefix, cover)?;
-        Ok(Some(old))
+        self.take(&mut writer, &self.root, 0, 16, prefix, cover);
+        Some(old)
     }
 
     /// Puts a prefix below these entries, which stand for bits `from` to `to` of addresses.
@@ -453,14 +456,12 @@ impl Lpm {
             if let Entry::Route { len, .. } = beside
                 && len <= prefix.len
             {
-                self.leaf(writer, old, inside, new)?.store(word);
-                writer.lost += 1;
+                new.store(&leaf.beside);
             }
             return Ok(());
         }
         if old == prefix {
-            self.leaf(writer, prefix, new, beside)?.store(word);
-            writer.lost += 1;
+            new.store(&leaf.inside);
             return Ok(());
         }
         // Two prefixes: a block for them, found when both are in it.
@@ -506,36 +507,27 @@ impl Lpm {
         to: u8,
         prefix: Span,
         cover: Entry,
-    ) -> Result<(), Full> {
-        let Some(range) = entries.get(range(from, to, prefix)) else { return Err(Full) };
-        for word in range {
+    ) {
+        for word in entries.get(range(from, to, prefix)).unwrap_or_default() {
             match Entry::load(word) {
                 Entry::Block(number) => {
-                    let Some(Block(below)) = self.blocks.get(number) else { return Err(Full) };
-                    self.take(writer, below, to, to + 8, prefix, cover)?;
+                    let Some(Block(below)) = self.blocks.get(number) else { continue };
+                    self.take(writer, below, to, to + 8, prefix, cover);
                 }
                 Entry::Leaf(number) => {
-                    let Some(leaf) = self.leaves.get(number) else { return Err(Full) };
+                    let Some(leaf) = self.leaves.get(number) else { continue };
                     let beside = Entry::unpack(leaf.beside.load(Relaxed));
-                    let inside = Entry::unpack(leaf.inside.load(Relaxed));
                     if leaf.prefix() == prefix {
                         beside.store(word);
                         writer.lost += 1;
-                    } else if matches!(beside, Entry::Route { len, route } if len == prefix.len && route != 0)
-                        && prefix.len <= to
-                    {
-                        self.leaf(writer, leaf.prefix(), inside, cover)?.store(word);
-                        writer.lost += 1;
+                    } else if beside.is_of(prefix.len) {
+                        cover.store(&leaf.beside);
                     }
                 }
-                Entry::Route { len, route } => {
-                    if len == prefix.len && route != 0 {
-                        cover.store(word);
-                    }
-                }
+                route if route.is_of(prefix.len) => cover.store(word),
+                Entry::Route { .. } => {}
             }
         }
-        Ok(())
     }
 }
 

@@ -1,10 +1,10 @@
 //! A worker's memory of ways through routers, and its account of what took them.
 //!
 //! Exact match on the frame's addresses, port and VLAN, the packet's addresses and, where a router
-//! has several ways for one prefix or delegates connections, the flow; two places per hash value, the older one goes. That a
-//! packet is *not* to bypass the router is remembered, too. An entry counts under the generation of
-//! all networks and routers ([`crate::Switch::generation`]) and for a second at most, so that the
-//! routers' addresses stay learned.
+//! has several ways for one prefix or delegates connections, the flow; two places per hash value,
+//! the older one goes. That a packet is *not* to bypass the router is remembered, too. An entry
+//! counts under the generation of all networks and routers ([`crate::Switch::generation`]) and for a
+//! second at most, so that the routers' addresses stay learned.
 //!
 //! What bypasses routers is counted in the entry, and given to each router on the way when the entry
 //! goes, or [`Memo::settle`] is called. The counters of routers are the only thing here that workers
@@ -82,7 +82,6 @@ struct About {
 }
 
 /// A packet for a router.
-#[derive(Clone, Copy)]
 pub(crate) struct Arrival<'a> {
     /// The port it is to go to, and what is to become of its frame's tag.
     pub(crate) to: (PortId, VlanEdit),
@@ -115,24 +114,23 @@ impl Memo {
     const ENTRIES: usize = 4096;
 
     /// The way past the router of a packet that may take it; counts it then.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn way(
         &mut self,
         snapshot: &Snapshot,
-        arrival: Arrival<'_>,
+        arrival: &Arrival<'_>,
         now_ms: u64,
         held: &mut Held,
     ) -> Option<Found<'_>> {
         let Some(key) = arrival.key.filter(|_| !self.worth.passes_by()) else {
-            return self.pass_by(snapshot, &Arrival { ..arrival }, now_ms, held);
+            return self.pass_by(snapshot, arrival, now_ms, held);
         };
-        let packet = arrival.packet;
-        let number = match self.find(&About::new(key, snapshot, &arrival), snapshot, now_ms) {
+        let number = match self.find(&About::new(key, snapshot, arrival), snapshot, now_ms) {
             Some(number) => number,
-            None => self.work_out(snapshot, &Arrival { ..arrival }, key, now_ms, held)?,
+            None => self.work_out(snapshot, arrival, key, now_ms, held)?,
         };
         self.gateway = gateway(arrival.head);
-        self.taken(number, packet)
+        self.taken(number, arrival.packet)
     }
 
     /// Whether a frame is to the same router as the last one that bypassed one.
@@ -304,7 +302,7 @@ impl About {
     /// The version of IP, in `flow`.
     const V6: u64 = 1 << 62;
 
-    #[inline(always)]
+    #[inline]
     fn new(key: Key, snapshot: &Snapshot, arrival: &Arrival<'_>) -> Self {
         let version = match arrival.packet.version() {
             Version::V4 => 0,

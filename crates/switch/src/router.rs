@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use packet::Mac;
 use packet::route::Packet;
-use packet::tuple::Tuple;
 
-use crate::config::{Snapshot, Switch, SwitchError, free_place};
+use crate::config::{Snapshot, Switch, free_place};
+use crate::error::SwitchError;
 use crate::fdb::Fdb;
 use crate::lpm::{Lpm, Prefix};
 use crate::way::Taken;
 use crate::{NetworkId, PortId};
-use connection::{Connection, Connections};
+use connection::Connections;
 
 /// A router, unique over all networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
@@ -117,7 +117,7 @@ pub(crate) struct Count {
 
 /// A route as workers see it.
 #[derive(Debug)]
-pub(crate) struct Way {
+pub(crate) struct RouteEntry {
     pub(crate) route: Route,
     /// What took each of its hops.
     counts: Box<[Count]>,
@@ -134,7 +134,7 @@ pub(crate) struct Router {
     /// may have forgotten everything.
     pub(crate) lost: Vec<PortId>,
     /// By number less one.
-    pub(crate) routes: Vec<Option<Arc<Way>>>,
+    pub(crate) routes: Vec<Option<Arc<RouteEntry>>>,
     /// Where numbers are handed out from next.
     next_route: usize,
     /// Of its routes now and before.
@@ -169,7 +169,7 @@ impl Count {
     }
 }
 
-impl Way {
+impl RouteEntry {
     fn new(route: Route, users: Arc<AtomicU32>) -> Result<Arc<Self>, SwitchError> {
         let hops = match &route {
             Route::Own => 0,
@@ -189,12 +189,6 @@ impl Way {
 }
 
 impl Router {
-    /// A connection of packets that come by this interface.
-    pub(crate) fn connection(&self, tuple: &Tuple, interface: usize) -> Option<Arc<Connection>> {
-        let found = self.connections.get(tuple)?;
-        (found.interface == interface).then_some(found)
-    }
-
     pub(crate) fn table(&self, is_ipv4: bool) -> &Arc<Lpm> {
         if is_ipv4 { &self.v4 } else { &self.v6 }
     }
@@ -203,18 +197,18 @@ impl Router {
         if is_ipv4 { &mut self.v4 } else { &mut self.v6 }
     }
 
-    pub(crate) fn way(&self, route: RouteId) -> Option<&Arc<Way>> {
+    pub(crate) fn entry(&self, route: RouteId) -> Option<&Arc<RouteEntry>> {
         self.routes.get((route.0 as usize).checked_sub(1)?)?.as_ref()
     }
 
     /// A prefix or connection no longer takes this route.
     fn left(&self, old: Option<RouteId>) {
-        if let Some(way) = old.and_then(|old| self.way(old)) {
-            way.users.fetch_sub(1, Ordering::Relaxed);
+        if let Some(entry) = old.and_then(|old| self.entry(old)) {
+            entry.users.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn way_mut(&mut self, route: RouteId) -> Option<&mut Option<Arc<Way>>> {
+    fn entry_mut(&mut self, route: RouteId) -> Option<&mut Option<Arc<RouteEntry>>> {
         let place = self.routes.get_mut((route.0 as usize).checked_sub(1)?)?;
         place.is_some().then_some(place)
     }
@@ -318,13 +312,13 @@ impl Switch {
 
     /// A new route; no prefix takes it yet. Numbers go round: one does not come back at once.
     pub fn add_route(&self, id: RouterId, route: Route) -> Result<RouteId, SwitchError> {
-        let way = Way::new(route, Arc::default())?;
+        let entry = RouteEntry::new(route, Arc::default())?;
         self.change_router(id, |router| {
             let Router { routes, next_route, .. } = router;
             let place = free_place(routes, next_route, Self::ROUTES_MAX);
             let place = place.ok_or(SwitchError::TooManyRoutes)?;
             if let Some(slot) = routes.get_mut(place) {
-                *slot = Some(way);
+                *slot = Some(entry);
             }
             Ok(RouteId(place as u32 + 1))
         })
@@ -339,9 +333,9 @@ impl Switch {
         new: Route,
     ) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
-            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            let users = slot.as_ref().map(|way| Arc::clone(&way.users));
-            *slot = Some(Way::new(new, users.unwrap_or_default())?);
+            let slot = router.entry_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            let users = slot.as_ref().map(|entry| Arc::clone(&entry.users));
+            *slot = Some(RouteEntry::new(new, users.unwrap_or_default())?);
             Ok(())
         })
     }
@@ -349,8 +343,8 @@ impl Switch {
     /// Removes a route that no prefix takes.
     pub fn remove_route(&self, id: RouterId, route: RouteId) -> Result<(), SwitchError> {
         self.change_router(id, |router| {
-            let slot = router.way_mut(route).ok_or(SwitchError::NoSuchRoute)?;
-            if slot.as_ref().is_some_and(|way| way.users.load(Ordering::Relaxed) > 0) {
+            let slot = router.entry_mut(route).ok_or(SwitchError::NoSuchRoute)?;
+            if slot.as_ref().is_some_and(|entry| entry.users.load(Ordering::Relaxed) > 0) {
                 return Err(SwitchError::RouteInUse);
             }
             *slot = None;
@@ -368,10 +362,10 @@ impl Switch {
         let _control = self.control.lock();
         let config = self.config.load();
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-        let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
+        let entry = router.entry(route).ok_or(SwitchError::NoSuchRoute)?;
         let old = router.table(prefix.is_ipv4()).insert(prefix, route.0);
         let old = old.map_err(|_| SwitchError::TooManyRoutes)?;
-        way.users.fetch_add(1, Ordering::Relaxed);
+        entry.users.fetch_add(1, Ordering::Relaxed);
         router.left(old.map(RouteId));
         self.generations.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -380,89 +374,21 @@ impl Switch {
     /// Withdraws a prefix; returns whether it was delegated. Workers may still use it until they
     /// have finished the burst they are in.
     pub fn withdraw(&self, id: RouterId, prefix: Prefix) -> Result<bool, SwitchError> {
-        {
-            let _control = self.control.lock();
-            let config = self.config.load();
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-            if let Ok(old) = router.table(prefix.is_ipv4()).remove(prefix) {
-                router.left(old.map(RouteId));
-                self.generations.fetch_add(1, Ordering::AcqRel);
-                return Ok(old.is_some());
-            }
-        }
-        // No room to take it out. A new table is without it.
-        self.change_router(id, |router| {
-            let lpm = router.table_mut(prefix.is_ipv4());
-            *lpm = Arc::new(lpm.rebuilt().map_err(|_| SwitchError::TooManyRoutes)?);
-            Ok(true)
-        })
-    }
-
-    /// Delegates a connection, in one direction, from now on. The number of connections is the
-    /// caller's to limit.
-    pub fn add_connection(
-        &self,
-        id: RouterId,
-        tuple: Tuple,
-        interface: usize,
-        to: Tuple,
-        route: RouteId,
-    ) -> Result<(), SwitchError> {
-        let version = |tuple: &Tuple| (tuple.source.is_ipv4(), tuple.destination.is_ipv4());
-        let (old, new) = (version(&tuple), version(&to));
-        if tuple.protocol != to.protocol || old != new || old.0 != old.1 {
-            return Err(SwitchError::BadTranslation);
-        }
-        self.with_connections(|config| {
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-            let way = router.way(route).ok_or(SwitchError::NoSuchRoute)?;
-            way.users.fetch_add(1, Ordering::Relaxed);
-            let new = Connection { interface, to, route, count: Count::default() };
-            router.left(router.connections.insert(tuple, new).map(|old| old.route));
-            Ok(())
-        })
-    }
-
-    /// Withdraws a connection; returns whether it was delegated. Workers may still use it until they
-    /// have finished the burst they are in.
-    pub fn remove_connection(&self, id: RouterId, tuple: &Tuple) -> Result<bool, SwitchError> {
-        self.with_connections(|config| {
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-            let old = router.connections.remove(tuple);
-            router.left(old.as_ref().map(|old| old.route));
-            Ok(old.is_some())
-        })
-    }
-
-    /// What was of a connection, as far as workers have given account of it; `None` if it is not
-    /// delegated.
-    pub fn connection_count(&self, id: RouterId, tuple: &Tuple) -> Option<HopCount> {
-        let config = self.config.load();
-        Some(config.router(id)?.connections.get(tuple)?.count.get())
-    }
-
-    /// Changes connections, and says to workers whether there are any.
-    fn with_connections<T>(
-        &self,
-        change: impl FnOnce(&Snapshot) -> Result<T, SwitchError>,
-    ) -> Result<T, SwitchError> {
         let _control = self.control.lock();
         let config = self.config.load();
-        let done = change(&config)?;
-        if config.connections == config.has_connections() {
-            self.generations.fetch_add(1, Ordering::AcqRel);
-        } else {
-            self.put_routers_into_force(self.next_config());
-        }
-        Ok(done)
+        let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        let old = router.table(prefix.is_ipv4()).remove(prefix);
+        router.left(old.map(RouteId));
+        self.generations.fetch_add(1, Ordering::AcqRel);
+        Ok(old.is_some())
     }
 
     /// What went past a router, as far as workers have given account of it.
     pub fn route_counts(&self, id: RouterId) -> Result<RouteCounts, SwitchError> {
         let config = self.config.load();
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
-        let counts = router.routes.iter().zip(1..).filter_map(|(way, number)| {
-            Some((RouteId(number), way.as_ref()?.counts.iter().map(Count::get).collect()))
+        let counts = router.routes.iter().zip(1..).filter_map(|(entry, number)| {
+            Some((RouteId(number), entry.as_ref()?.counts.iter().map(Count::get).collect()))
         });
         Ok(RouteCounts { total: router.total.get(), routes: counts.collect() })
     }
@@ -531,8 +457,8 @@ impl Snapshot {
             }
             let Some(router) = self.router(taken.router) else { continue };
             router.total.add(count);
-            let way = router.way(taken.route);
-            if let Some(hop) = way.and_then(|way| way.counts.get(usize::from(taken.hop))) {
+            let entry = router.entry(taken.route);
+            if let Some(hop) = entry.and_then(|entry| entry.counts.get(usize::from(taken.hop))) {
                 hop.add(count);
             }
         }
@@ -559,14 +485,10 @@ impl Snapshot {
             port.router = owner;
         }
         let routers = self.routers.iter().flatten();
-        let mut ways = routers.flat_map(|router| router.routes.iter().flatten());
-        self.multipath = ways.any(|way| way.counts.len() > 1);
+        let mut entries = routers.flat_map(|router| router.routes.iter().flatten());
+        self.multipath = entries.any(|entry| entry.counts.len() > 1);
         self.connections = self.has_connections();
         changed
-    }
-
-    fn has_connections(&self) -> bool {
-        self.routers.iter().flatten().any(|router| !router.connections.is_empty())
     }
 
     /// A port lost its link: nothing goes past its router there until that says that it is still the

@@ -15,7 +15,7 @@ use crate::fdb::{self, Held};
 use crate::lpm::Prefix;
 use crate::memo::Arrival;
 use crate::router::connection::Connection;
-use crate::router::{Router, RouterInterface, SourceCheck, Way};
+use crate::router::{RouteEntry, Router, RouterInterface, SourceCheck};
 use crate::{DropReason, PortId, Route, RouteId, RouterId, Verdict};
 
 /// What becomes of a packet that bypasses routers.
@@ -184,7 +184,7 @@ impl Flow {
 }
 
 /// A way through routers, as it was worked out.
-pub(crate) struct WayOut {
+pub(crate) struct Way {
     pub(crate) routed: Routed,
     /// What becomes of the packet's addresses and ports.
     pub(crate) translated: Option<Tuple>,
@@ -215,15 +215,15 @@ impl Routed {
 }
 
 impl Router {
-    fn route(&self, address: IpAddr) -> Option<(RouteId, &Way)> {
+    fn route(&self, address: IpAddr) -> Option<(RouteId, &RouteEntry)> {
         let number = self.table(address.is_ipv4()).look_up(address);
-        let way = self.routes.get((number as usize).checked_sub(1)?)?;
-        way.as_deref().map(|way| (RouteId(number), way))
+        let entry = self.routes.get((number as usize).checked_sub(1)?)?;
+        entry.as_deref().map(|entry| (RouteId(number), entry))
     }
 
     /// Whether it forwards packets from this source that came by this interface.
     fn takes(&self, source: IpAddr, number: usize, check: SourceCheck) -> bool {
-        match (check, self.route(source).map(|(_, way)| &way.route)) {
+        match (check, self.route(source).map(|(_, entry)| &entry.route)) {
             (SourceCheck::Closed, _) | (_, Some(Route::Own)) => false,
             (SourceCheck::Off, _) => true,
             (SourceCheck::Loose, route) => route.is_some(),
@@ -240,9 +240,9 @@ impl Snapshot {
     pub const BYPASSED_MAX: usize = 16;
 
     /// The way of a packet, and what it takes.
-    pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> WayOut {
+    pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> Way {
         let Arrival { to: (port, edit), head, packet, offload, .. } = *arrival;
-        let mut way = WayOut { routed: Routed::default(), translated: None, path: Path::new() };
+        let mut way = Way { routed: Routed::default(), translated: None, path: Path::new() };
         let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return way };
         let tag = tag(head);
         let tagged = tag.is_some();
@@ -304,7 +304,7 @@ impl Snapshot {
         }
         let mut flow = *flow;
         let connection = flow.tuple.and_then(|tuple| router.connection(&tuple, ingress));
-        let (number, way) = match &connection {
+        let (number, entry) = match &connection {
             Some(connection) => {
                 let to = connection.to;
                 flow = Flow {
@@ -313,8 +313,8 @@ impl Snapshot {
                     tuple: Some(to),
                     ..flow
                 };
-                let way = router.way(connection.route).map(|way| &**way);
-                (connection.route, way.ok_or(NotBypassed::NoNextHop)?)
+                let entry = router.entry(connection.route).map(|entry| &**entry);
+                (connection.route, entry.ok_or(NotBypassed::NoNextHop)?)
             }
             None => {
                 let check = router.interfaces.get(ingress).map(|interface| match flow.version {
@@ -327,7 +327,7 @@ impl Snapshot {
                 router.route(flow.destination).ok_or(NotBypassed::NoRoute)?
             }
         };
-        let Route::Via(hops) = &way.route else { return Err(NotBypassed::Own) };
+        let Route::Via(hops) = &entry.route else { return Err(NotBypassed::Own) };
         let chosen = (u64::from(flow.hash) * hops.len() as u64) >> 32;
         let hop = hops.get(chosen as usize).ok_or(NotBypassed::NoNextHop)?;
         // Back to where it came from: the router may want to tell the sender (ICMP redirect).

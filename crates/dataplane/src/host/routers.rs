@@ -14,7 +14,8 @@ use switch::{
 };
 use tokio::sync::oneshot;
 
-use super::{Host, HostError};
+use super::Host;
+use crate::error::HostError;
 use crate::worker::{Command, Shared};
 
 impl Host {

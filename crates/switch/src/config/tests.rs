@@ -1,4 +1,4 @@
-use packet::arp;
+use packet::{VlanEdit, arp};
 
 use super::*;
 use crate::{Cache, VlanSet};

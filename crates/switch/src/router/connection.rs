@@ -3,11 +3,14 @@
 //! One table for each router, written by control and read by workers without locks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use packet::tuple::Tuple;
 
-use super::Count;
-use crate::RouteId;
+use super::{Count, HopCount, Router};
+use crate::config::{Snapshot, Switch};
+use crate::error::SwitchError;
+use crate::{RouteId, RouterId};
 
 /// One direction of a connection.
 #[derive(Debug)]
@@ -41,5 +44,81 @@ impl Connections {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl Router {
+    /// A connection of packets that come by this interface.
+    pub(crate) fn connection(&self, tuple: &Tuple, interface: usize) -> Option<Arc<Connection>> {
+        let found = self.connections.get(tuple)?;
+        (found.interface == interface).then_some(found)
+    }
+}
+
+impl Switch {
+    /// Delegates a connection, in one direction, from now on. The number of connections is the
+    /// caller's to limit.
+    pub fn add_connection(
+        &self,
+        id: RouterId,
+        tuple: Tuple,
+        interface: usize,
+        to: Tuple,
+        route: RouteId,
+    ) -> Result<(), SwitchError> {
+        let version = |tuple: &Tuple| (tuple.source.is_ipv4(), tuple.destination.is_ipv4());
+        let (old, new) = (version(&tuple), version(&to));
+        if tuple.protocol != to.protocol || old != new || old.0 != old.1 {
+            return Err(SwitchError::BadTranslation);
+        }
+        self.with_connections(|config| {
+            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+            let entry = router.entry(route).ok_or(SwitchError::NoSuchRoute)?;
+            entry.users.fetch_add(1, Ordering::Relaxed);
+            let new = Connection { interface, to, route, count: Count::default() };
+            router.left(router.connections.insert(tuple, new).map(|old| old.route));
+            Ok(())
+        })
+    }
+
+    /// Withdraws a connection; returns whether it was delegated. Workers may still use it until they
+    /// have finished the burst they are in.
+    pub fn remove_connection(&self, id: RouterId, tuple: &Tuple) -> Result<bool, SwitchError> {
+        self.with_connections(|config| {
+            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+            let old = router.connections.remove(tuple);
+            router.left(old.as_ref().map(|old| old.route));
+            Ok(old.is_some())
+        })
+    }
+
+    /// What was of a connection, as far as workers have given account of it; `None` if it is not
+    /// delegated.
+    pub fn connection_count(&self, id: RouterId, tuple: &Tuple) -> Option<HopCount> {
+        let config = self.config.load();
+        Some(config.router(id)?.connections.get(tuple)?.count.get())
+    }
+
+    /// Changes connections, and says to workers whether there are any.
+    fn with_connections<T>(
+        &self,
+        change: impl FnOnce(&Snapshot) -> Result<T, SwitchError>,
+    ) -> Result<T, SwitchError> {
+        let _control = self.control.lock();
+        let config = self.config.load();
+        let done = change(&config)?;
+        if config.connections == config.has_connections() {
+            self.generations.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.put_routers_into_force(self.next_config());
+        }
+        Ok(done)
+    }
+}
+
+impl Snapshot {
+    /// Whether any router has delegated some.
+    pub(super) fn has_connections(&self) -> bool {
+        self.routers.iter().flatten().any(|router| !router.connections.is_empty())
     }
 }

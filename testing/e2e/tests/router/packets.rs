@@ -367,29 +367,23 @@ fn packet_v6(rng: &mut Rng, vlan: bool, n: u32) -> Packet {
 /// A packet of A to B that every router looks at itself, and forwards: it has an option that does
 /// nothing.
 pub fn for_the_router(link: Link, n: u32) -> Sent {
-    let mut frame = [link.router, link.a].concat();
-    frame.extend([8, 0]);
-    let mut ip = vec![0x46, 0, 0, 36, 0, 0, 0, 0, 64, 253, 0, 0];
-    ip.extend(A4);
-    ip.extend(B4);
-    ip.extend([1, 1, 1, 1]);
-    let checksum = !sum(&ip);
-    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-    frame.extend(ip);
-    frame.extend([0xba, 0x44, 0x1e, 0x44]);
-    frame.extend(n.to_be_bytes());
-    frame.extend([0; 4]);
-    frame.resize(60, 0);
-    Sent { header: [0; 12], frame }
+    barrier(link, 64, &[1, 1, 1, 1], n)
 }
 
 /// A packet of A that ends at the router, which tells A (time exceeded); its number is in the answer.
 pub fn answered_by_the_router(link: Link, n: u32) -> Sent {
+    barrier(link, 1, &[], n)
+}
+
+/// Packet `n`, told by a mark and its number in the payload.
+fn barrier(link: Link, hops: u8, options: &[u8], n: u32) -> Sent {
     let mut frame = [link.router, link.a].concat();
     frame.extend([8, 0]);
-    let mut ip = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 1, 253, 0, 0];
+    let len = 20 + options.len() as u8;
+    let mut ip = vec![0x40 | (len / 4), 0, 0, len + 12, 0, 0, 0, 0, hops, 253, 0, 0];
     ip.extend(A4);
     ip.extend(B4);
+    ip.extend(options);
     let checksum = !sum(&ip);
     ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     frame.extend(ip);
@@ -400,7 +394,7 @@ pub fn answered_by_the_router(link: Link, n: u32) -> Sent {
     Sent { header: [0; 12], frame }
 }
 
-/// Whether a frame is, or answers, packet `n` of the last two functions.
+/// Whether a frame is, or answers, packet `n` of the two kinds.
 pub fn is_barrier(frame: &[u8], n: u32) -> bool {
     let mark = [[0xba, 0x44, 0x1e, 0x44], n.to_be_bytes()].concat();
     frame.windows(mark.len()).any(|part| part == mark)
