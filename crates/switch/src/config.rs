@@ -91,12 +91,24 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Notes the source of a frame from here; `id` is this port's.
+    /// Notes the source of a frame from here, unless it is only asked about; `id` is this port's.
+    /// With the table as it was before.
     #[inline]
-    pub(crate) fn observe(&self, id: PortId, table: &Table, key: u64, now_ms: u64) -> Observed {
+    pub(crate) fn observe<'h>(
+        &self,
+        id: PortId,
+        held: &'h mut Held,
+        key: u64,
+        now_ms: u64,
+    ) -> (&'h Table, Observed) {
+        let only_asks = held.only_asks;
+        let table = held.table(&self.fdb);
+        if only_asks {
+            return (table, Observed::Known(now_ms));
+        }
         let most = self.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32);
         let source = Source { port: id, mac_limit: most, shared: &self.shared };
-        self.fdb.observe(table, key, &source, now_ms)
+        (table, self.fdb.observe(table, key, &source, now_ms))
     }
 }
 
@@ -488,8 +500,8 @@ impl Snapshot {
         let Some(class) = port.vlan.classify(&eth) else {
             return drop(DropReason::VlanNotAllowed);
         };
-        let table = held.table(&port.fdb);
-        let observed = port.observe(in_port, table, fdb::key(class.fid, eth.src), now_ms);
+        let key = fdb::key(class.fid, eth.src);
+        let (table, observed) = port.observe(in_port, held, key, now_ms);
         let destination = match observed {
             // It may have been learned just now, and into a newer table.
             Observed::Known(_) if eth.dst == eth.src => Some(in_port),

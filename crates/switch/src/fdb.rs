@@ -128,12 +128,20 @@ pub(crate) enum Observed {
 /// take a table anew for each frame takes locked instructions, which wait for all stores before
 /// them: those to the guests' memory.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Option<(u64, Arc<Table>)>);
+pub(crate) struct Held {
+    table: Option<(u64, Arc<Table>)>,
+    /// No source is noted: somebody asks what would become of a frame.
+    pub(crate) only_asks: bool,
+}
 
 impl Held {
+    pub(crate) fn to_ask() -> Self {
+        Self { only_asks: true, ..Self::default() }
+    }
+
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
-        self.0.is_some()
+        self.table.is_some()
     }
 
     /// The table now, for one frame's look-ups. Asked for after [`Fdb::generation`].
@@ -141,16 +149,16 @@ impl Held {
     pub(crate) fn table(&mut self, fdb: &Fdb) -> &Table {
         // The number first: a table that is replaced in between is taken again with the next frame.
         let number = fdb.numbers.table.load(Ordering::Acquire);
-        if self.0.as_ref().is_some_and(|(held, _)| *held != number) {
+        if self.table.as_ref().is_some_and(|(held, _)| *held != number) {
             self.release();
         }
-        &self.0.get_or_insert_with(|| (number, fdb.take_table())).1
+        &self.table.get_or_insert_with(|| (number, fdb.take_table())).1
     }
 
     /// Lets go of it: at the end of a burst at the latest, as it may be of the past by then.
     #[cold]
     pub(crate) fn release(&mut self) {
-        self.0 = None;
+        self.table = None;
     }
 }
 

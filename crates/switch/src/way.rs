@@ -346,8 +346,8 @@ impl Snapshot {
         let tag = interface.vlan.map(Tci);
         let class = from.vlan.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP });
         let class = class.ok_or(NotBypassed::Dropped(DropReason::VlanNotAllowed))?;
-        let table = held.table(&from.fdb);
-        from.observe(interface.port, table, fdb::key(class.fid, src), now_ms);
+        let key = fdb::key(class.fid, src);
+        let (table, _) = from.observe(interface.port, held, key, now_ms);
         let to = fdb::lookup(table, fdb::key(class.fid, dst)).ok_or(NotBypassed::Unknown)?;
         let (port, edit) = match self.unicast(interface.port, from, class, to) {
             Some(Verdict::Forward { port, edit } | Verdict::Router { port, edit }) => (port, edit),
@@ -361,16 +361,16 @@ impl Snapshot {
     }
 
     /// What becomes of a frame from a port, step by step: `head` is its beginning, and `packet` what
-    /// is in it. Learns its source, as the frame itself would.
+    /// is in it. Nothing is learned from it.
     pub fn explain(
         &self,
         in_port: PortId,
         head: &[u8],
         packet: Result<Packet, Unroutable>,
         offload: &Checked,
-        now_ms: u64,
     ) -> Vec<Step> {
-        let held = &mut Held::default();
+        // Nothing is noted, and so no time.
+        let (held, now_ms) = (&mut Held::to_ask(), 0);
         let verdict = self.decide(in_port, head, now_ms, held).verdict;
         let mut steps = vec![Step::Switched(in_port, verdict)];
         let Verdict::Router { port, edit } = verdict else { return steps };

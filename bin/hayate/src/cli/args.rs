@@ -395,7 +395,7 @@ Keys: src, dst, proto (tcp, udp, icmp or a number), sport, dport, ttl, size (of 
 (tag of the frame), smac, dmac. Unless said, the frame comes from the address that was seen behind
 the port last, and is for the only interface of a router in the port's network.
 
-A TCP packet is one of an established connection. Nothing is sent. The switch learns the frame's source address, as it does from any frame.")]
+A TCP packet is one of an established connection. Nothing is sent or learned.")]
 pub(crate) struct FlowWhy {
     /// The port the packet comes from
     #[arg(long, value_name = "PORT")]

@@ -157,7 +157,7 @@ impl Host {
         Ok(self.0.switch.route_counts(id)?)
     }
 
-    /// What would become of this frame from a port, step by step. Its source is learned.
+    /// What would become of this frame from a port, step by step. Nothing is learned from it.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl Host {
             return Err(SwitchError::NoSuchPort(from).into());
         }
         let packet = Packet::parse(frame, frame.len(), &Checked::PLAIN);
-        Ok(self.0.switch.snapshot().explain(from, frame, packet, &Checked::PLAIN, self.0.now_ms()))
+        Ok(self.0.switch.snapshot().explain(from, frame, packet, &Checked::PLAIN))
     }
 
     /// The ports of a flood that [`Host::explain`] told of.

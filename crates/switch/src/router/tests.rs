@@ -509,7 +509,7 @@ fn it_is_told_step_by_step() {
     let (port, packet) = ping(&lab);
     let snapshot = lab.switch.snapshot();
     let parse = |frame: &[u8]| Packet::parse(frame, frame.len(), &Checked::PLAIN);
-    let steps = snapshot.explain(port, &packet, parse(&packet), &Checked::PLAIN, NOW);
+    let steps = snapshot.explain(port, &packet, parse(&packet), &Checked::PLAIN);
     let interfaces = &lab.routers[0].interfaces;
     let (first, last) = (interfaces[0], interfaces[1]);
     let to = (lab.hosts[1].0, mac(1, 0, 1));
@@ -528,7 +528,7 @@ fn it_is_told_step_by_step() {
 
     let with = |ttl, len, to| {
         let frame = frame(first.mac, mac(0, 0, 1), None, address(0, 0, 1), to, ttl, len);
-        snapshot.explain(port, &frame, parse(&frame), &Checked::PLAIN, NOW)[1..].to_vec()
+        snapshot.explain(port, &frame, parse(&frame), &Checked::PLAIN)[1..].to_vec()
     };
     let refused = |why| Step::ToRouter(RouterId(0), why);
     let there = address(1, 0, 1);
@@ -537,6 +537,28 @@ fn it_is_told_step_by_step() {
     assert_eq!(with(64, 100, address(9, 0, 1)), [refused(NotBypassed::NoRoute)]);
     assert_eq!(with(64, 100, address(1, 1, 0)), [refused(NotBypassed::Own)]);
     assert_eq!(with(64, 100, address(0, 0, 1)), [refused(NotBypassed::Redirect)]);
+}
+
+/// Neither the address that the frame comes from, nor that of the router.
+#[test]
+fn an_explanation_teaches_no_addresses() {
+    let (plan, lab) = pair();
+    let [first, last] = [0, 1].map(|number| lab.routers[0].interfaces[number]);
+    lab.switch.flush_port(last.port).unwrap();
+    let known = || {
+        let networks = (0..).map_while(|id| lab.switch.fdb(NetworkId(id), NOW).ok());
+        (networks.flatten().collect::<Vec<_>>(), lab.switch.generation())
+    };
+    let before = known();
+    let (to, new) = (address(1, 0, 1), mac(0, 0, 99));
+    let frame = frame(first.mac, new, None, address(0, 0, 1), to, 64, 100);
+    let packet = Packet::parse(&frame, frame.len(), &Checked::PLAIN);
+    let (snapshot, port) = (lab.switch.snapshot(), lab.hosts[0].0);
+    let steps = snapshot.explain(port, &frame, packet, &Checked::PLAIN);
+    assert_eq!(steps.last(), Some(&Step::Leaves(lab.hosts[1].0)), "{steps:?}");
+    assert_eq!(known(), before);
+    lab.follow(&plan, port, frame, Some(&mut Cache::new(64)));
+    assert_eq!(known().0.len(), before.0.len() + 2, "the frame itself does");
 }
 
 #[test]
