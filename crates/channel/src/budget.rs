@@ -13,6 +13,10 @@ pub struct Budget {
 impl Budget {
     /// One part in so many: a quarter of one CPU.
     pub const SHARE: u32 = 4;
+    /// What a change counts for, whatever time it took: with it workers forget the ways of packets in
+    /// all networks that the router is connected with, and have to work them out anew. So there are
+    /// 50 a second at most, in the long run; how much changes with each does not matter.
+    pub const CHANGE: Duration = Duration::from_millis(5);
     /// Time that may be spent ahead.
     pub const BURST: Duration = Duration::from_secs(2);
 

@@ -143,8 +143,10 @@ impl Cache {
         (packet, offload): (Packet, &Checked),
         now_ms: u64,
     ) -> Option<(&Routed, Option<&Tuple>)> {
+        let domain = snapshot.domain(in_port)?;
+        let (generation, tells) = (domain.generation(), domain.tells());
         let key = Key::of(in_port, head);
-        let arrival = Arrival { to: (port, edit), head, packet, offload, key };
+        let arrival = Arrival { to: (port, edit), head, packet, offload, key, generation, tells };
         self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
     }
 
@@ -166,8 +168,9 @@ impl Cache {
         packet: (Packet, u64),
         now_ms: u64,
     ) -> Option<&Routed> {
+        let domain = snapshot.domain(in_port)?;
         let key = Key::of(in_port, head)?;
-        self.memo.again(snapshot, key, packet, now_ms)
+        self.memo.again(domain, key, packet, now_ms)
     }
 
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about

@@ -11,6 +11,7 @@ use packet::Mac;
 use packet::eth::Eth;
 use parking_lot::Mutex;
 
+use crate::domain::Domain;
 use crate::error::SwitchError;
 use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, Source};
 use crate::router::{Router, RouterId};
@@ -49,7 +50,7 @@ pub struct PortConfig {
 #[derive(Debug)]
 pub struct Switch {
     pub(crate) config: Arc<ArcSwap<Snapshot>>,
-    pub(crate) generations: Arc<AtomicU64>,
+    generations: Arc<AtomicU64>,
     /// Version of the configuration in force.
     latest: Arc<AtomicU64>,
     pub(crate) control: Mutex<Control>,
@@ -67,15 +68,10 @@ pub(crate) struct Control {
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     version: u64,
-    pub(crate) generations: Arc<AtomicU64>,
     latest: Arc<AtomicU64>,
     pub(crate) ports: Vec<Option<Port>>,
-    networks: Vec<Option<Arc<Network>>>,
+    pub(crate) networks: Vec<Option<Arc<Network>>>,
     pub(crate) routers: Vec<Option<Arc<Router>>>,
-    /// A router has several ways for one prefix: a flow keeps to one of them.
-    pub(crate) multipath: bool,
-    /// A router has delegated connections.
-    pub(crate) connections: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -86,6 +82,8 @@ pub(crate) struct Port {
     mac_limit: Option<usize>,
     shared: Arc<PortShared>,
     pub(crate) fdb: Arc<Fdb>,
+    /// Of its network.
+    pub(crate) domain: Arc<Domain>,
     /// Whose it is.
     pub(crate) router: Option<RouterId>,
 }
@@ -113,10 +111,10 @@ impl Port {
 }
 
 #[derive(Debug)]
-struct Network {
+pub(crate) struct Network {
     /// Version of the configuration that made this one.
     version: u64,
-    fdb: Arc<Fdb>,
+    pub(crate) fdb: Arc<Fdb>,
     /// Ports in one VLAN only, as (VLAN, port), ascending; up.
     narrow: Box<[(u16, PortId)]>,
     /// The other ports, ascending; up.
@@ -164,7 +162,7 @@ impl Switch {
     pub fn new() -> Self {
         let first = Snapshot::default();
         Self {
-            generations: Arc::clone(&first.generations),
+            generations: Arc::default(),
             latest: Arc::clone(&first.latest),
             config: Arc::new(ArcSwap::from_pointee(first)),
             control: Mutex::default(),
@@ -181,11 +179,6 @@ impl Switch {
     #[must_use]
     pub fn reader(&self) -> Reader {
         Reader(arc_swap::Cache::new(Arc::clone(&self.config)))
-    }
-
-    /// A number that grows whenever something changed that can change a verdict.
-    pub fn generation(&self) -> u64 {
-        self.generations.load(Ordering::Acquire)
     }
 
     /// A new network without ports.
@@ -243,6 +236,7 @@ impl Switch {
             vlan: settings.vlan,
             mac_limit: settings.mac_limit,
             shared: Arc::default(),
+            domain: fdb.domain(),
             fdb,
             router: None,
         };
@@ -399,10 +393,13 @@ impl Switch {
         self.latest.store(version, Ordering::Release);
     }
 
-    /// Puts it into force with other routers: networks in which a port became a router's, or no
-    /// longer is one, forget their verdicts.
-    pub(crate) fn put_routers_into_force(&self, mut config: Snapshot) {
+    /// Puts it into force with another router of this number: networks in which a port became a
+    /// router's, or no longer is one, forget their verdicts, and what is remembered of ways that it
+    /// has a part in counts no more.
+    pub(crate) fn put_router_into_force(&self, mut config: Snapshot, id: RouterId) {
         let changed = config.own_ports();
+        let before = self.config.load_full();
+        let over = config.part(|| self.number());
         let version = config.version;
         for (id, fdb) in &changed {
             config.rebuild(*id, fdb);
@@ -411,7 +408,23 @@ impl Switch {
         for (_, fdb) in &changed {
             fdb.reconfigured(version);
         }
-        self.generations.fetch_add(1, Ordering::AcqRel);
+        for domain in over {
+            domain.renew(self.number());
+        }
+        self.forget_ways(&before, id);
+        self.forget_ways(&self.config.load(), id);
+    }
+
+    /// What is remembered of ways that a router has a part in counts no more.
+    pub(crate) fn forget_ways(&self, config: &Snapshot, id: RouterId) {
+        if let Some(domain) = config.domain_of(id) {
+            domain.renew(self.number());
+        }
+    }
+
+    /// One that no generation had before.
+    fn number(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 
@@ -419,18 +432,6 @@ impl Snapshot {
     /// Of all configurations only this one has this number.
     pub(crate) fn version(&self) -> u64 {
         self.version
-    }
-
-    /// Whether a way depends on more than addresses.
-    #[inline]
-    pub(crate) fn flows_matter(&self) -> bool {
-        self.multipath | self.connections
-    }
-
-    /// What a way through routers is remembered under; read before it is worked out.
-    #[inline]
-    pub(crate) fn generation(&self) -> u64 {
-        self.generations.load(Ordering::Acquire)
     }
 
     /// Is this the configuration in force? Asked after something is worked out with it.

@@ -13,6 +13,7 @@ use packet::Mac;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::PortId;
+use crate::domain::{Domain, Tells};
 use crate::table::Table;
 
 /// A source's last-seen stamp is written at most this often, milliseconds.
@@ -179,6 +180,8 @@ pub(crate) struct Fdb {
     /// Version of the latest configuration of the network.
     config: AtomicU64,
     generations: Arc<AtomicU64>,
+    /// The networks that routers connect with this one.
+    domain: ArcSwap<Domain>,
     table: ArcSwap<Table>,
     mac_limit: AtomicUsize,
     macs: AtomicUsize,
@@ -206,6 +209,7 @@ impl Fdb {
             numbers: Numbers::default(),
             config: AtomicU64::new(0),
             generations: Arc::clone(generations),
+            domain: ArcSwap::from_pointee(Domain::new(0, Tells::default())),
             table: ArcSwap::from_pointee(Table::with_room_for(0)),
             mac_limit: AtomicUsize::new(mac_limit),
             macs: AtomicUsize::new(0),
@@ -223,6 +227,16 @@ impl Fdb {
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.numbers.generation.load(Ordering::Acquire)
+    }
+
+    /// Its domain now.
+    pub(crate) fn domain(&self) -> Arc<Domain> {
+        self.domain.load_full()
+    }
+
+    /// Control's: the network is part of another domain from now on.
+    pub(crate) fn set_domain(&self, domain: &Arc<Domain>) {
+        self.domain.store(Arc::clone(domain));
     }
 
     /// Is this the latest configuration? Asked after the verdict is computed.
@@ -315,7 +329,9 @@ impl Fdb {
 
     /// What was remembered about this network counts no more. Last step of every change.
     fn bump(&self) {
-        self.numbers.generation.store(self.number(), Ordering::Release);
+        let number = self.number();
+        self.numbers.generation.store(number, Ordering::Release);
+        self.domain.load().renew(number);
     }
 
     /// One that is not in use.

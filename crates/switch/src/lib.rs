@@ -49,8 +49,9 @@
 //! ([`Switch::delegate`], [`Cache::route`]): rewritten as the router would have done, and looked up
 //! again as if the router had sent it. Routers and their interfaces are configuration; prefixes are
 //! in tables that change in place ([`Lpm`]) and count for the frames looked up after the change.
-//! A way through routers is remembered under the generation of all networks and routers together
-//! ([`Switch::generation`]), by the same rules as a verdict (3, above).
+//! A way through routers is remembered under the generation of its domain, which is all networks and
+//! routers that are connected with each other (module `domain`), by the same rules as a verdict (3,
+//! above).
 //!
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).
@@ -58,6 +59,7 @@
 mod ahead;
 mod cache;
 mod config;
+mod domain;
 mod error;
 mod fdb;
 mod lpm;

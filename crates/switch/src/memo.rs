@@ -3,8 +3,8 @@
 //! Exact match on the frame's addresses, port and VLAN, the packet's addresses and, where a router
 //! has several ways for one prefix or delegates connections, the flow; two places per hash value,
 //! the older one goes. That a packet is *not* to bypass the router is remembered, too. An entry
-//! counts under the generation of all networks and routers ([`crate::Switch::generation`]) and for a
-//! second at most, so that the routers' addresses stay learned.
+//! counts under the generation of the networks and routers that are connected with its port (module
+//! `domain`) and for a second at most, so that the routers' addresses stay learned.
 //!
 //! What bypasses routers is counted in the entry, and given to each router on the way when the entry
 //! goes, or [`Memo::settle`] is called. The counters of routers are the only thing here that workers
@@ -18,6 +18,7 @@ use packet::{Checked, VlanEdit};
 use crate::PortId;
 use crate::cache::Key;
 use crate::config::Snapshot;
+use crate::domain::{Domain, Tells};
 use crate::fdb::{Held, REFRESH_MS};
 use crate::router::HopCount;
 use crate::table::Seed;
@@ -91,6 +92,9 @@ pub(crate) struct Arrival<'a> {
     pub(crate) offload: &'a Checked,
     /// Of its frame, if that is one to be remembered.
     pub(crate) key: Option<Key>,
+    /// Of the domain of the port it came by.
+    pub(crate) generation: u64,
+    pub(crate) tells: Tells,
 }
 
 /// A way, and what becomes of the packet's addresses and ports.
@@ -125,7 +129,7 @@ impl Memo {
         let Some(key) = arrival.key.filter(|_| !self.worth.passes_by()) else {
             return self.pass_by(snapshot, arrival, now_ms, held);
         };
-        let number = match self.find(&About::new(key, snapshot, arrival), snapshot, now_ms) {
+        let number = match self.find(&About::new(key, arrival), arrival.generation, now_ms) {
             Some(number) => number,
             None => self.work_out(snapshot, arrival, key, now_ms, held)?,
         };
@@ -144,14 +148,14 @@ impl Memo {
     #[inline(always)]
     pub(crate) fn again(
         &mut self,
-        snapshot: &Snapshot,
+        domain: &Domain,
         key: Key,
         (packet, addresses): (Packet, u64),
         now_ms: u64,
     ) -> Option<&Routed> {
         let about = About { key, flow: 0, addresses: [addresses, 0, 0, 0] };
-        let found =
-            if snapshot.flows_matter() { None } else { self.find(&about, snapshot, now_ms) };
+        let usual = domain.tells().nothing();
+        let found = if usual { self.find(&about, domain.generation(), now_ms) } else { None };
         let Some(number) = found else {
             self.gateway = NOBODY;
             return None;
@@ -177,8 +181,7 @@ impl Memo {
 
     /// The place of what is remembered.
     #[inline(always)]
-    fn find(&mut self, about: &About, snapshot: &Snapshot, now_ms: u64) -> Option<usize> {
-        let generation = snapshot.generation();
+    fn find(&mut self, about: &About, generation: u64, now_ms: u64) -> Option<usize> {
         let place = self.place(about);
         let stamp = now_ms as u32;
         let found = if self.is_at(place, about, generation, stamp) {
@@ -240,7 +243,6 @@ impl Memo {
         held: &mut Held,
     ) -> Option<usize> {
         self.worth.missed();
-        let generation = snapshot.generation();
         let way = snapshot.way(arrival, now_ms, held);
         if !snapshot.is_latest() {
             return None;
@@ -249,7 +251,7 @@ impl Memo {
             self.entries = vec![Entry::default(); Self::ENTRIES].into();
             self.details = vec![Details::default(); Self::ENTRIES].into();
         }
-        let about = About::new(key, snapshot, arrival);
+        let about = About::new(key, arrival);
         let place = self.place(&about);
         // Where it was before, or else in place of the older one.
         let age = |number: usize| match self.entries.get(number) {
@@ -261,7 +263,7 @@ impl Memo {
         let entry = self.entries.get_mut(number)?;
         *entry = Entry {
             about,
-            generation,
+            generation: arrival.generation,
             stamp: now_ms as u32,
             listed: entry.listed,
             translates: way.translated.is_some(),
@@ -303,12 +305,12 @@ impl About {
     const V6: u64 = 1 << 62;
 
     #[inline]
-    fn new(key: Key, snapshot: &Snapshot, arrival: &Arrival<'_>) -> Self {
+    fn new(key: Key, arrival: &Arrival<'_>) -> Self {
         let version = match arrival.packet.version() {
             Version::V4 => 0,
             Version::V6 => Self::V6,
         };
-        let flow = if snapshot.flows_matter() { flow(snapshot, arrival) } else { 0 };
+        let flow = if arrival.tells.nothing() { 0 } else { flow(arrival) };
         Self { key, flow: version | flow, addresses: arrival.packet.address_words(arrival.head) }
     }
 
@@ -338,8 +340,8 @@ fn gateway(head: &[u8]) -> u64 {
 
 /// Of a connection exactly; else what decides between several ways.
 #[inline(never)]
-fn flow(snapshot: &Snapshot, arrival: &Arrival<'_>) -> u64 {
-    let flow = Flow::of(snapshot, arrival.head, arrival.packet, arrival.offload);
+fn flow(arrival: &Arrival<'_>) -> u64 {
+    let flow = Flow::of(arrival.tells, arrival.head, arrival.packet, arrival.offload);
     match flow.tuple {
         Some(Tuple { protocol, source_port, destination_port, .. }) => {
             1 << 63

@@ -18,6 +18,7 @@ use packet::Mac;
 use packet::route::Packet;
 
 use crate::config::{Snapshot, Switch, free_place};
+use crate::domain::Tells;
 use crate::error::SwitchError;
 use crate::fdb::Fdb;
 use crate::lpm::{Lpm, Prefix};
@@ -189,6 +190,12 @@ impl RouteEntry {
 }
 
 impl Router {
+    /// What ways through it depend on.
+    pub(crate) fn tells(&self) -> Tells {
+        let flows = self.routes.iter().flatten().any(|entry| entry.counts.len() > 1);
+        Tells { flows, connections: !self.connections.is_empty() }
+    }
+
     pub(crate) fn table(&self, is_ipv4: bool) -> &Arc<Lpm> {
         if is_ipv4 { &self.v4 } else { &self.v6 }
     }
@@ -244,13 +251,14 @@ impl Switch {
         if let Some(slot) = config.routers.get_mut(place) {
             *slot = Some(Arc::new(router));
         }
-        self.put_routers_into_force(config);
-        Ok(RouterId(place as u16))
+        let id = RouterId(place as u16);
+        self.put_router_into_force(config, id);
+        Ok(id)
     }
 
     /// Removes a router with all it delegated.
     pub fn remove_router(&self, id: RouterId) -> Result<(), SwitchError> {
-        self.change_routers(|config| {
+        self.change_routers(id, |config| {
             let slot = config.routers.get_mut(usize::from(id.0));
             slot.and_then(Option::take).map(drop).ok_or(SwitchError::NoSuchRouter(id))
         })
@@ -278,7 +286,7 @@ impl Switch {
         {
             return Err(SwitchError::NotUnicast(bad.mac));
         }
-        self.change_routers(|config| {
+        self.change_routers(id, |config| {
             let lost = interfaces.iter().find(|one| config.port(one.port).is_none());
             if let Some(lost) = lost {
                 return Err(SwitchError::NoSuchPort(lost.port));
@@ -367,7 +375,7 @@ impl Switch {
         let old = old.map_err(|_| SwitchError::TooManyRoutes)?;
         entry.users.fetch_add(1, Ordering::Relaxed);
         router.left(old.map(RouteId));
-        self.generations.fetch_add(1, Ordering::AcqRel);
+        self.forget_ways(&config, id);
         Ok(())
     }
 
@@ -379,7 +387,7 @@ impl Switch {
         let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
         let old = router.table(prefix.is_ipv4()).remove(prefix);
         router.left(old.map(RouteId));
-        self.generations.fetch_add(1, Ordering::AcqRel);
+        self.forget_ways(&config, id);
         Ok(old.is_some())
     }
 
@@ -428,18 +436,19 @@ impl Switch {
         id: RouterId,
         change: impl FnOnce(&mut Router) -> Result<T, SwitchError>,
     ) -> Result<T, SwitchError> {
-        self.change_routers(|config| change(edit(&mut config.routers, id)?))
+        self.change_routers(id, |config| change(edit(&mut config.routers, id)?))
     }
 
-    /// Puts other routers into force.
+    /// Puts another router of this number into force.
     fn change_routers<T>(
         &self,
+        id: RouterId,
         change: impl FnOnce(&mut Snapshot) -> Result<T, SwitchError>,
     ) -> Result<T, SwitchError> {
         let _control = self.control.lock();
         let mut config = self.next_config();
         let done = change(&mut config)?;
-        self.put_routers_into_force(config);
+        self.put_router_into_force(config, id);
         Ok(done)
     }
 }
@@ -464,7 +473,7 @@ impl Snapshot {
         }
     }
 
-    /// Notes at each port which router it belongs to, and whether flows matter. Returns the networks
+    /// Notes at each port which router it belongs to. Returns the networks
     /// in which a port became a router's, or is one no longer.
     pub(crate) fn own_ports(&mut self) -> Vec<(NetworkId, Arc<Fdb>)> {
         let mut owners = vec![None; self.ports.len()];
@@ -484,10 +493,6 @@ impl Snapshot {
             }
             port.router = owner;
         }
-        let routers = self.routers.iter().flatten();
-        let mut entries = routers.flat_map(|router| router.routes.iter().flatten());
-        self.multipath = entries.any(|entry| entry.counts.len() > 1);
-        self.connections = self.has_connections();
         changed
     }
 

@@ -11,6 +11,7 @@ use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::config::Snapshot;
+use crate::domain::{Domain, Tells};
 use crate::fdb::{self, Held};
 use crate::lpm::Prefix;
 use crate::memo::Arrival;
@@ -174,11 +175,11 @@ pub(crate) struct Flow {
 impl Flow {
     /// Of a packet as it came.
     #[inline]
-    pub(crate) fn of(snapshot: &Snapshot, head: &[u8], packet: Packet, offload: &Checked) -> Self {
+    pub(crate) fn of(tells: Tells, head: &[u8], packet: Packet, offload: &Checked) -> Self {
         let (source, destination) = (packet.source(head), packet.destination(head));
         let version = packet.version();
-        let tuple = if snapshot.connections { packet.tuple(head, offload) } else { None };
-        let hash = if snapshot.multipath { packet::flow_hash(head) } else { 0 };
+        let tuple = if tells.connections { packet.tuple(head, offload) } else { None };
+        let hash = if tells.flows { packet::flow_hash(head) } else { 0 };
         Self { version, source, destination, tuple, hash }
     }
 }
@@ -241,13 +242,13 @@ impl Snapshot {
 
     /// The way of a packet, and what it takes.
     pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> Way {
-        let Arrival { to: (port, edit), head, packet, offload, .. } = *arrival;
+        let Arrival { to: (port, edit), head, packet, offload, tells, .. } = *arrival;
         let mut way = Way { routed: Routed::default(), translated: None, path: Path::new() };
         let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return way };
         let tag = tag(head);
         let tagged = tag.is_some();
         let mut at = At { port, tag: after(edit, tag), mac };
-        let mut flow = Flow::of(self, head, packet, offload);
+        let mut flow = Flow::of(tells, head, packet, offload);
         let mut mtu = u32::MAX;
         while !way.path.is_full()
             && let Some(Ok(pass)) = self.pass(at, &flow, now_ms, held)
@@ -383,7 +384,8 @@ impl Snapshot {
                 return steps;
             }
         };
-        let mut flow = Flow::of(self, head, packet, offload);
+        let tells = self.domain(in_port).map(Domain::tells).unwrap_or_default();
+        let mut flow = Flow::of(tells, head, packet, offload);
         let mut at = At { port, tag: after(edit, tag(head)), mac };
         let (mut routers, mut mtu) = (0, u32::MAX);
         loop {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use packet::tuple::Tuple;
 
 use super::{Count, HopCount, Router};
-use crate::config::{Snapshot, Switch};
+use crate::config::Switch;
 use crate::error::SwitchError;
 use crate::{RouteId, RouterId};
 
@@ -71,8 +71,7 @@ impl Switch {
         if tuple.protocol != to.protocol || old != new || old.0 != old.1 {
             return Err(SwitchError::BadTranslation);
         }
-        self.with_connections(|config| {
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        self.with_connections(id, |router| {
             let entry = router.entry(route).ok_or(SwitchError::NoSuchRoute)?;
             entry.users.fetch_add(1, Ordering::Relaxed);
             let new = Connection { interface, to, route, count: Count::default() };
@@ -84,8 +83,7 @@ impl Switch {
     /// Withdraws a connection; returns whether it was delegated. Workers may still use it until they
     /// have finished the burst they are in.
     pub fn remove_connection(&self, id: RouterId, tuple: &Tuple) -> Result<bool, SwitchError> {
-        self.with_connections(|config| {
-            let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        self.with_connections(id, |router| {
             let old = router.connections.remove(tuple);
             router.left(old.as_ref().map(|old| old.route));
             Ok(old.is_some())
@@ -102,23 +100,19 @@ impl Switch {
     /// Changes connections, and says to workers whether there are any.
     fn with_connections<T>(
         &self,
-        change: impl FnOnce(&Snapshot) -> Result<T, SwitchError>,
+        id: RouterId,
+        change: impl FnOnce(&Router) -> Result<T, SwitchError>,
     ) -> Result<T, SwitchError> {
         let _control = self.control.lock();
         let config = self.config.load();
-        let done = change(&config)?;
-        if config.connections == config.has_connections() {
-            self.generations.fetch_add(1, Ordering::AcqRel);
+        let router = config.router(id).ok_or(SwitchError::NoSuchRouter(id))?;
+        let before = router.connections.is_empty();
+        let done = change(router)?;
+        if router.connections.is_empty() == before {
+            self.forget_ways(&config, id);
         } else {
-            self.put_routers_into_force(self.next_config());
+            self.put_router_into_force(self.next_config(), id);
         }
         Ok(done)
-    }
-}
-
-impl Snapshot {
-    /// Whether any router has delegated some.
-    pub(super) fn has_connections(&self) -> bool {
-        self.routers.iter().flatten().any(|router| !router.connections.is_empty())
     }
 }

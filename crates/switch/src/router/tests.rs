@@ -547,7 +547,9 @@ fn an_explanation_teaches_no_addresses() {
     lab.switch.flush_port(last.port).unwrap();
     let known = || {
         let networks = (0..).map_while(|id| lab.switch.fdb(NetworkId(id), NOW).ok());
-        (networks.flatten().collect::<Vec<_>>(), lab.switch.generation())
+        let snapshot = lab.switch.snapshot();
+        let domain = snapshot.domain(first.port).unwrap();
+        (networks.flatten().collect::<Vec<_>>(), domain.generation())
     };
     let before = known();
     let (to, new) = (address(1, 0, 1), mac(0, 0, 99));

@@ -22,7 +22,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -98,9 +98,10 @@ impl Router {
                 Some(channel::Line::TooLong) => session.too_long(),
                 None => Step::nothing(),
             };
+            let extra = if step.actions.is_empty() { Duration::ZERO } else { Budget::CHANGE };
             let done = self.carry_out(session, router, step);
             let now = Instant::now();
-            budget.spend(now.saturating_duration_since(began), now);
+            budget.spend(now.saturating_duration_since(began) + extra, now);
             done
         };
         self.finish(gone, settle).await;
@@ -291,7 +292,7 @@ impl Task {
             Err(error) => {
                 // Out of descriptors, say. The listener stays ready, so wait a little.
                 warn!("router {}: an agent cannot be let in: {error}", self.router.vm);
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
