@@ -12,6 +12,8 @@ use e2e::{Context, Result, assets, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::traffic::Traffic;
+
 pub type Mac = [u8; 6];
 
 /// Addresses of the hosts; the second one of B.
@@ -29,6 +31,7 @@ pub struct Lab {
     pub hosts: Vec<Endpoint>,
     pub router: Router,
     pub hayate: Hayate,
+    pub traffic: Traffic,
 }
 
 /// Where a router is.
@@ -86,7 +89,8 @@ impl Lab {
         for n in 0..hosts {
             hayate.vhost(&format!("h{n}"), &format!("n{n}"), "")?;
         }
-        let mut lab = Self { hosts: Vec::new(), router, hayate };
+        let traffic = Traffic::default();
+        let mut lab = Self { hosts: Vec::new(), router, hayate, traffic };
         lab.connect_hosts()?;
         lab.router.start_agent(&lab.hayate, agent)?;
         Ok(lab)

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 }
 
 fn finish(lab: Lab) -> Result<String> {
-    let Lab { hosts, router, hayate } = lab;
+    let Lab { hosts, router, hayate, .. } = lab;
     drop((hosts, router));
     hayate.stop()?;
     Ok("ended by SIGTERM with status 0, no panic in its log".into())
