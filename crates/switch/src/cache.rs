@@ -150,6 +150,11 @@ impl Cache {
         self.memo.way(snapshot, &arrival, now_ms, &mut self.held)
     }
 
+    #[cfg(test)]
+    pub(crate) fn forgets_ways(&self) -> bool {
+        self.memo.is_bypassed()
+    }
+
     /// Whether a frame is to the same router as the last one that bypassed one: worth a look at
     /// [`Cache::route_again`] instead of [`Cache::lookup`].
     #[inline(always)]
@@ -215,7 +220,12 @@ fn decide(
     head: &[u8],
     now_ms: u64,
 ) -> Verdict {
-    cache.worth.missed();
+    let set = cache.sets.get(place);
+    if set.is_some_and(|Set(entries)| entries.iter().any(|entry| entry.key == key)) {
+        cache.worth.renewed();
+    } else {
+        cache.worth.missed();
+    }
     let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
     if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict))
         && let Some(Set(entries)) = cache.sets.get_mut(place)

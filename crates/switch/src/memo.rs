@@ -242,7 +242,15 @@ impl Memo {
         now_ms: u64,
         held: &mut Held,
     ) -> Option<usize> {
-        self.worth.missed();
+        let about = About::new(key, arrival);
+        let place = self.place(&about);
+        let is_about =
+            |number: usize| self.entries.get(number).is_some_and(|one| one.about.is(&about));
+        if is_about(place) || is_about(place + 1) {
+            self.worth.renewed();
+        } else {
+            self.worth.missed();
+        }
         let way = snapshot.way(arrival, now_ms, held);
         if !snapshot.is_latest() {
             return None;
@@ -251,8 +259,6 @@ impl Memo {
             self.entries = vec![Entry::default(); Self::ENTRIES].into();
             self.details = vec![Details::default(); Self::ENTRIES].into();
         }
-        let about = About::new(key, arrival);
-        let place = self.place(&about);
         // Where it was before, or else in place of the older one.
         let age = |number: usize| match self.entries.get(number) {
             Some(entry) if entry.about.is(&about) => u32::MAX,
@@ -272,6 +278,12 @@ impl Memo {
         };
         *self.details.get_mut(number)? = Details { path: way.path, translated: way.translated };
         Some(number)
+    }
+
+    /// Whether it is put aside.
+    #[cfg(test)]
+    pub(crate) fn is_bypassed(&self) -> bool {
+        self.worth.is_bypassed()
     }
 
     /// Gives routers what was counted.

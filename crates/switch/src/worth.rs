@@ -44,6 +44,12 @@ impl Worth {
         self.hits += 1;
     }
 
+    /// Counts a miss of something that was known before a change: it will be found from now on.
+    #[inline]
+    pub(crate) fn renewed(&mut self) {
+        self.misses += 1;
+    }
+
     /// Counts a miss, and judges at the end of a window.
     #[inline]
     pub(crate) fn missed(&mut self) {

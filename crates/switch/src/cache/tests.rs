@@ -75,6 +75,8 @@ fn the_newer_entry_is_first_and_the_same_key_is_not_twice() {
     assert_eq!(set.map(|entry| entry.key.0), [3, 2]);
 }
 
+const SAME: Verdict = Verdict::Drop(DropReason::SamePort);
+
 /// One port, and a look-up of a frame from address `n` to itself: known and remembered once learned.
 fn own(cache: &mut Cache, switch: &crate::Switch, port: PortId, n: u8) -> Verdict {
     let mut frame = head(0x88b5, 0, 0);
@@ -94,11 +96,22 @@ fn misses_without_hits_put_it_aside_for_a_while() {
     let mut cache = Cache::new(1024);
     for n in 0..=255 {
         for _ in 0..Worth::WORTHWHILE + 2 {
-            assert_eq!(own(&mut cache, &switch, port, n), Verdict::Drop(DropReason::SamePort));
+            assert_eq!(own(&mut cache, &switch, port, n), SAME);
         }
         assert!(!cache.is_bypassed());
     }
     assert_eq!(cache.hits_and_misses(), (256 * (Worth::WORTHWHILE + 1), 256));
+
+    // What a change made it forget is looked up once and found again. With places for all.
+    let mut cache = Cache::new(1 << 20);
+    let all =
+        |cache: &mut Cache| (0..=255).for_each(|n| assert_eq!(own(cache, &switch, port, n), SAME));
+    (0..Worth::BYPASSED / 256 * 10).for_each(|_| all(&mut cache));
+    for _ in 0..10 {
+        switch.flush_port(port).unwrap();
+        all(&mut cache);
+        assert!(!cache.is_bypassed());
+    }
 
     // Too many for it.
     let mut cache = Cache::new(1);
@@ -110,7 +123,7 @@ fn misses_without_hits_put_it_aside_for_a_while() {
     }
     let mut aside = 0;
     while cache.is_bypassed() {
-        assert_eq!(next(&mut cache), Verdict::Drop(DropReason::SamePort));
+        assert_eq!(next(&mut cache), SAME);
         aside += 1;
     }
     assert_eq!(aside, Worth::BYPASSED);

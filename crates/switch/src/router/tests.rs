@@ -396,6 +396,32 @@ fn ping(lab: &Lab) -> (PortId, Vec<u8>) {
     )
 }
 
+/// What a change made workers forget is worked out once and remembered again.
+#[test]
+fn changes_do_not_put_the_memory_of_ways_aside() {
+    let (plan, lab) = pair();
+    let (port, packet) = ping(&lab);
+    let mut cache = Cache::new(64);
+    let all = |cache: &mut Cache| {
+        for source in 1..=200 {
+            let mut packet = packet.clone();
+            packet[29] = source;
+            checksum(&mut packet[14..]);
+            lab.follow(&plan, port, packet.clone(), Some(cache));
+        }
+    };
+    // The first ones are new, which is a reason to put it aside.
+    (0..100).for_each(|_| all(&mut cache));
+    assert!(!cache.forgets_ways());
+    for _ in 0..3 {
+        lab.switch.set_bypass(RouterId(0), true).unwrap();
+        for _ in 0..2 {
+            all(&mut cache);
+            assert!(!cache.forgets_ways());
+        }
+    }
+}
+
 #[test]
 fn what_ends_a_bypass() {
     let bypassed = |change: &dyn Fn(&Lab)| {
