@@ -499,7 +499,7 @@ fn flow_why_follows_a_packet() {
         2,
         &["lan has 0 interfaces", "dmac="],
     );
-    let _agent = topology.delegate();
+    let mut agent = topology.delegate();
     let [client, edge0, edge1, server] = &topology.macs;
     let text = why("src=10.1.0.2 dst=10.2.0.2");
     assert_eq!(
@@ -527,6 +527,16 @@ fn flow_why_follows_a_packet() {
         let text = why(words);
         assert!(text.contains(part), "{words}: {text}");
     }
+    // For one machine and one address, which no prefix covers.
+    let exact = format!("10.9.0.1/32 from {client}");
+    let routes = json!({"set": [{"nexthop": 1, "prefixes": [exact]}]});
+    agent.ok("router.routes", &routes);
+    assert!(
+        why("src=10.1.0.2 dst=10.9.0.1").contains(&format!("in by e0, {exact} takes next hop 1"))
+    );
+    let other = why("src=10.1.0.2 dst=10.9.0.1 smac=02:00:00:00:99:99");
+    assert!(other.contains("has not delegated the destination"), "{other}");
+    assert!(daemon.ok("router show edge --routes").contains(&exact));
     daemon.ok("router bypass edge off");
     assert!(why("src=10.1.0.2 dst=10.2.0.2").contains("bypass is switched off"));
     daemon.fails("flow why --from x src=10.1.0.2 dst=10.2.0.2", 4, &["no port named x"]);
@@ -630,6 +640,26 @@ fn a_flood_of_requests_takes_a_quarter_of_the_control_thread() {
     // A quarter and two seconds are for the requests; the rest for all around them.
     let most = passed / 2 + Duration::from_secs(2);
     assert!(used < most, "{used:?} of CPU in {passed:?}");
+}
+
+/// Each makes workers forget ways, also those of others who share a network with the router.
+#[test]
+fn changes_are_no_more_than_workers_bear() {
+    let daemon = set_up(&[]);
+    let mut agent = Agent::hello(&daemon);
+    agent.delegate(&mac("edge0"));
+    let begun = Instant::now();
+    for n in 0..600 {
+        let hop = json!({"interface": 2, "mac": format!("02:00:00:00:00:0{}", n % 2)});
+        agent.ok("router.nexthops", &json!({"set": [{"id": 7, "to": {"via": [hop]}}]}));
+    }
+    // 400 are taken at once, then 50 a second: the others take 4 seconds, less what was before.
+    let passed = begun.elapsed();
+    assert!(passed > Duration::from_secs(3), "{passed:?}");
+    // As many requests that change nothing.
+    for _ in 0..600 {
+        agent.ok("router.renew", &json!({}));
+    }
 }
 
 /// The blocks of `docs/guest-channel.md` of one kind.

@@ -246,7 +246,7 @@ pub struct Routes {
     pub set: Vec<Via>,
     /// No longer delegated. Carried out before `set`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub del: Vec<Prefix>,
+    pub del: Vec<Selector>,
 }
 
 /// Prefixes with the same next hop.
@@ -256,7 +256,15 @@ pub struct Via {
     /// Number of the next hop.
     pub nexthop: u32,
     /// The prefixes.
-    pub prefixes: Vec<Prefix>,
+    pub prefixes: Vec<Selector>,
+}
+
+/// Which packets: to a prefix, or to one address in frames from one machine, like
+/// `10.0.7.9/32 from 02:00:5e:10:00:01`. The latter goes before all prefixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Selector {
+    prefix: Prefix,
+    from: Option<Mac>,
 }
 
 /// A prefix like `10.1.0.0/16`, without bits behind its length.
@@ -405,6 +413,72 @@ impl std::str::FromStr for Prefix {
         if prefix.address == address { Ok(prefix) } else { Err(bad()) }
     }
 }
+
+/// Neither a prefix nor an address and a machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSelector {
+    /// The prefix.
+    #[error(transparent)]
+    Prefix(#[from] BadPrefix),
+    /// Not one address.
+    #[error("{0} is not one address; write 10.0.7.9/32 from 02:00:5e:10:00:01")]
+    NotOne(Prefix),
+    /// The machine's address.
+    #[error(transparent)]
+    Mac(#[from] crate::BadMac),
+}
+
+impl Selector {
+    /// Packets to one address in frames from one machine. `None`: it is more than one address.
+    pub fn exact(prefix: Prefix, from: Mac) -> Option<Self> {
+        let longest = if prefix.address.is_ipv4() { 32 } else { 128 };
+        (prefix.length == longest).then_some(Self { prefix, from: Some(from) })
+    }
+
+    /// All packets to a prefix.
+    pub fn prefix(&self) -> Prefix {
+        self.prefix
+    }
+
+    /// Only those in frames from this machine, and it is one address.
+    pub fn from(&self) -> Option<Mac> {
+        self.from
+    }
+}
+
+impl From<Prefix> for Selector {
+    fn from(prefix: Prefix) -> Self {
+        Self { prefix, from: None }
+    }
+}
+
+impl std::fmt::Display for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.from {
+            Some(from) => write!(f, "{} from {from}", self.prefix),
+            None => self.prefix.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Selector {
+    type Err = BadSelector;
+
+    fn from_str(text: &str) -> Result<Self, BadSelector> {
+        let Some((prefix, from)) = text.split_once(" from ") else {
+            return Ok(Self { prefix: text.parse()?, from: None });
+        };
+        let prefix: Prefix = prefix.parse()?;
+        Self::exact(prefix, from.parse()?).ok_or(BadSelector::NotOne(prefix))
+    }
+}
+
+crate::text::as_text!(
+    Selector,
+    pattern: "^[0-9a-fA-F.:]+/[0-9]{1,3}( from [0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5})?$",
+    example: "10.1.0.0/16",
+    what: "An IP prefix, or one address and the machine whose packets to it are meant"
+);
 
 crate::text::as_text!(
     Prefix,

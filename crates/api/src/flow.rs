@@ -114,7 +114,8 @@ pub enum Step {
         router: Name,
         /// The interface it would have come to.
         ingress: String,
-        /// The prefix that the router delegated, if it was one.
+        /// The prefix that the router delegated, or the address and the machine it comes from, if it was
+        /// that.
         prefix: Option<String>,
         /// Or the connection that it did: its addresses and ports behind the router.
         connection: Option<String>,

@@ -1,6 +1,6 @@
 //! Routers that are bypassed, as the daemon shows them: VMs with a guest channel.
 
-use crate::channel::{Ends, Flow, HopCount, Limits, Policy, Prefix, Refusal, SourceCheck};
+use crate::channel::{Ends, Flow, HopCount, Limits, Policy, Refusal, Selector, SourceCheck};
 use crate::{Mac, Name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -125,7 +125,7 @@ pub struct RouterPrefixes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct RouterPrefix {
     /// The prefix.
-    pub prefix: Prefix,
+    pub prefix: Selector,
     /// Number of the next hop it takes.
     pub nexthop: u32,
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use api::channel::{
     self, Connection, Connections, Ends, Failed, Flow, HOPS_MAX, Hop, Interface, Interfaces,
-    Limits, NextHops, Prefix, Refusal, Routes, To,
+    Limits, NextHops, Refusal, Routes, Selector, To,
 };
 use api::{Mac, Name, VLAN_MAX};
 
@@ -25,7 +25,7 @@ const NAME_MAX: usize = 32;
 pub struct Delegation<P> {
     interfaces: Vec<KnownInterface<P>>,
     nexthops: BTreeMap<u32, KnownNextHop>,
-    prefixes: BTreeMap<Prefix, u32>,
+    prefixes: BTreeMap<Selector, u32>,
     connections: BTreeMap<Flow, KnownConnection>,
 }
 
@@ -83,7 +83,7 @@ impl<P: Copy + Eq> Delegation<P> {
     }
 
     /// Each with the number of its next hop.
-    pub fn prefixes(&self) -> &BTreeMap<Prefix, u32> {
+    pub fn prefixes(&self) -> &BTreeMap<Selector, u32> {
         &self.prefixes
     }
 
@@ -266,13 +266,16 @@ impl<P: Copy + Eq> Delegation<P> {
         limits: &Limits,
     ) -> Result<Vec<Action<P>>, Failed> {
         // What becomes of each prefix in the end.
-        let mut changes: BTreeMap<Prefix, Option<u32>> = BTreeMap::new();
+        let mut changes: BTreeMap<Selector, Option<u32>> = BTreeMap::new();
         changes.extend(request.del.iter().map(|prefix| (*prefix, None)));
         for via in &request.set {
             if !self.nexthops.contains_key(&via.nexthop) {
                 return Err(unknown_next_hop(via.nexthop));
             }
-            changes.extend(via.prefixes.iter().map(|prefix| (*prefix, Some(via.nexthop))));
+            for prefix in &via.prefixes {
+                prefix.from().map_or(Ok(()), check_unicast)?;
+                changes.insert(*prefix, Some(via.nexthop));
+            }
         }
         changes.retain(|prefix, new| self.prefixes.get(prefix) != new.as_ref());
         let (mut more, mut less) = (0, 0);

@@ -22,7 +22,7 @@ pub use session::{Session, Step};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::channel::{Ends, Flow, HopCount, Prefix, SourceCheck};
+use api::channel::{Ends, Flow, HopCount, Selector, SourceCheck};
 use api::{Mac, Name};
 
 /// What the host knows.
@@ -71,15 +71,15 @@ pub enum Action<P> {
     },
     /// No prefix and no connection takes it any more.
     RemoveNextHop(u32),
-    /// A prefix takes this next hop from now on.
+    /// A prefix, or an address for one machine, takes this next hop from now on.
     Delegate {
-        /// The prefix.
-        prefix: Prefix,
+        /// Which packets.
+        prefix: Selector,
         /// Number of a next hop.
         nexthop: u32,
     },
-    /// The prefix is the router's business again.
-    Withdraw(Prefix),
+    /// These packets are the router's business again.
+    Withdraw(Selector),
     /// One direction of a connection passes from now on, or goes elsewhere.
     Connect {
         /// Its packets, as they come. Both ends are of one version of IP, without a scope.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use api::channel::{
     Answer, Connection, Connections, Ends, Flow, Hello, Hop, HopCount, Interface, Interfaces,
     LINE_MAX, Lease, Limits, Method, NextHop, NextHops, Outcome, PlacedInterface as Where, Policy,
-    Prefix, Refusal, Renew, Request, Routes, SourceCheck, Status, To, Transport, Via, Withdraw,
+    Refusal, Renew, Request, Routes, Selector, SourceCheck, Status, To, Transport, Via, Withdraw,
 };
 use api::{Mac, Name};
 use proptest::prelude::*;
@@ -57,8 +57,13 @@ fn mac(n: u8) -> Mac {
     Mac([2, 0, 0, 0, 0, n])
 }
 
-fn prefix(n: u8) -> Prefix {
-    format!("10.{n}.0.0/16").parse().unwrap()
+/// Every fourth is for one machine.
+fn prefix(n: u8) -> Selector {
+    let text = match n % 4 {
+        3 => format!("10.0.0.{n}/32 from 02:00:00:00:00:0{}", n % 8),
+        _ => format!("10.{n}.0.0/16"),
+    };
+    text.parse().unwrap()
 }
 
 /// Ends of a connection: those above 4 are of two versions of IP.
@@ -78,7 +83,7 @@ fn flow(n: u8) -> Flow {
 struct Host {
     interfaces: Vec<PlacedInterface<u8>>,
     nexthops: BTreeMap<u32, Target>,
-    prefixes: BTreeMap<Prefix, u32>,
+    prefixes: BTreeMap<Selector, u32>,
     /// Place of the interface, what it becomes, next hop.
     connections: BTreeMap<Flow, (usize, Ends, u32)>,
 }
@@ -129,7 +134,7 @@ struct Model {
     lease: Option<Option<Instant>>,
     interfaces: Vec<(Interface, Option<u8>)>,
     nexthops: BTreeMap<u32, To>,
-    prefixes: BTreeMap<Prefix, u32>,
+    prefixes: BTreeMap<Selector, u32>,
     /// Interface, what it becomes, next hop.
     connections: BTreeMap<Flow, (u32, Ends, u32)>,
 }

@@ -10,6 +10,7 @@
 //! route is in tables that change in place ([`Lpm`]). All of it is control's; workers read.
 
 pub(crate) mod connection;
+mod exact;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,6 +26,7 @@ use crate::lpm::{Lpm, Prefix};
 use crate::way::Taken;
 use crate::{NetworkId, PortId};
 use connection::Connections;
+use exact::Exact;
 
 /// A router, unique over all networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
@@ -142,6 +144,7 @@ pub(crate) struct Router {
     total: Arc<Count>,
     v4: Arc<Lpm>,
     v6: Arc<Lpm>,
+    exact: Arc<Exact>,
     connections: Arc<Connections>,
 }
 
@@ -242,6 +245,7 @@ impl Switch {
             total: Arc::default(),
             v4: Arc::default(),
             v6: Arc::default(),
+            exact: Arc::default(),
             connections: Arc::default(),
         };
         let mut control = self.control.lock();

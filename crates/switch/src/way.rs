@@ -108,6 +108,8 @@ fn unroutable(why: Unroutable) -> &'static str {
 pub enum By {
     /// Its destination.
     Prefix(Prefix),
+    /// Its destination and the machine that sent its frame: this address, from that one.
+    Exact(IpAddr, Mac),
     /// All of it; its addresses and ports are these then.
     Connection(Tuple),
 }
@@ -147,6 +149,8 @@ pub enum Step {
 pub(crate) struct At {
     pub(crate) port: PortId,
     pub(crate) tag: Option<u16>,
+    /// Who sent its frame, and to whom.
+    pub(crate) from: Mac,
     pub(crate) mac: Mac,
 }
 
@@ -198,6 +202,8 @@ pub(crate) type Path = ArrayVec<Taken, { Snapshot::BYPASSED_MAX }>;
 /// A router that was passed.
 struct Pass<'a> {
     taken: Taken,
+    /// It was delegated for this machine alone.
+    exact: Option<Mac>,
     ingress: usize,
     egress: usize,
     interface: &'a RouterInterface,
@@ -244,10 +250,10 @@ impl Snapshot {
     pub(crate) fn way(&self, arrival: &Arrival<'_>, now_ms: u64, held: &mut Held) -> Way {
         let Arrival { to: (port, edit), head, packet, offload, tells, .. } = *arrival;
         let mut way = Way { routed: Routed::default(), translated: None, path: Path::new() };
-        let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return way };
+        let Some((mac, from)) = addresses(head) else { return way };
         let tag = tag(head);
         let tagged = tag.is_some();
-        let mut at = At { port, tag: after(edit, tag), mac };
+        let mut at = At { port, tag: after(edit, tag), from, mac };
         let mut flow = Flow::of(tells, head, packet, offload);
         let mut mtu = u32::MAX;
         while !way.path.is_full()
@@ -304,6 +310,7 @@ impl Snapshot {
             return Err(NotBypassed::Lost);
         }
         let mut flow = *flow;
+        let mut exact = None;
         let connection = flow.tuple.and_then(|tuple| router.connection(&tuple, ingress));
         let (number, entry) = match &connection {
             Some(connection) => {
@@ -316,6 +323,10 @@ impl Snapshot {
                 };
                 let entry = router.entry(connection.route).map(|entry| &**entry);
                 (connection.route, entry.ok_or(NotBypassed::NoNextHop)?)
+            }
+            None if let Some(found) = router.exact_route(flow.destination, at.from) => {
+                exact = Some(at.from);
+                found
             }
             None => {
                 let check = router.interfaces.get(ingress).map(|interface| match flow.version {
@@ -357,8 +368,8 @@ impl Snapshot {
         };
         let tag = after(edit, interface.vlan);
         let taken = Taken { router: id, hop: chosen as u16, route: number, connection };
-        let at = At { port, tag, mac: dst };
-        Ok(Pass { taken, ingress, egress: hop.interface, interface, at, flow })
+        let at = At { port, tag, from: src, mac: dst };
+        Ok(Pass { taken, exact, ingress, egress: hop.interface, interface, at, flow })
     }
 
     /// What becomes of a frame from a port, step by step: `head` is its beginning, and `packet` what
@@ -375,7 +386,7 @@ impl Snapshot {
         let verdict = self.decide(in_port, head, now_ms, held).verdict;
         let mut steps = vec![Step::Switched(in_port, verdict)];
         let Verdict::Router { port, edit } = verdict else { return steps };
-        let Some(mac) = head.first_chunk().map(|mac| Mac(*mac)) else { return steps };
+        let Some((mac, from)) = addresses(head) else { return steps };
         let Some(first) = self.port(port).and_then(|port| port.router) else { return steps };
         let packet = match packet {
             Ok(packet) => packet,
@@ -386,7 +397,7 @@ impl Snapshot {
         };
         let tells = self.domain(in_port).map(Domain::tells).unwrap_or_default();
         let mut flow = Flow::of(tells, head, packet, offload);
-        let mut at = At { port, tag: after(edit, tag(head)), mac };
+        let mut at = At { port, tag: after(edit, tag(head)), from, mac };
         let (mut routers, mut mtu) = (0, u32::MAX);
         loop {
             let pass = match self.pass(at, &flow, now_ms, held) {
@@ -405,9 +416,10 @@ impl Snapshot {
             routers += 1;
             mtu = mtu.min(pass.interface.mtu);
             at = pass.at;
-            let by = match &pass.taken.connection {
-                Some(connection) => By::Connection(connection.to),
-                None => {
+            let by = match (&pass.taken.connection, pass.exact) {
+                (Some(connection), _) => By::Connection(connection.to),
+                (None, Some(from)) => By::Exact(flow.destination, from),
+                (None, None) => {
                     let router = self.router(pass.taken.router);
                     let lpm = router.map(|router| router.table(flow.destination.is_ipv4()));
                     let Some((prefix, _)) = lpm.and_then(|lpm| lpm.find(flow.destination)) else {
@@ -440,6 +452,12 @@ impl Snapshot {
         }
         steps
     }
+}
+
+/// Whom a frame is for, and from whom.
+fn addresses(head: &[u8]) -> Option<(Mac, Mac)> {
+    let (to, rest) = head.split_first_chunk()?;
+    Some((Mac(*to), Mac(*rest.first_chunk()?)))
 }
 
 /// The tag of a frame, if it has one.

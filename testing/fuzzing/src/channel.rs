@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::Mac;
-use api::channel::{Ends, Flow, HopCount, LINE_MAX, Limits, Prefix};
+use api::channel::{Ends, Flow, HopCount, LINE_MAX, Limits, Selector};
 use channel::{Action, Line, Lines, Port, Session, Step, Target, World};
 
 use crate::bytes::Bytes;
@@ -100,7 +100,7 @@ impl World for Ports {
 struct Host {
     interfaces: usize,
     nexthops: BTreeMap<u32, Target>,
-    prefixes: BTreeMap<Prefix, u32>,
+    prefixes: BTreeMap<Selector, u32>,
     /// Place of the interface, what it becomes, next hop.
     connections: BTreeMap<Flow, (usize, Ends, u32)>,
 }

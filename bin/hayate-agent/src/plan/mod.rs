@@ -355,7 +355,7 @@ impl Plan {
                         set.len() - 1
                     });
                     if let Some(via) = set.get_mut(place) {
-                        via.prefixes.push(prefix);
+                        via.prefixes.push(prefix.into());
                     }
                 }
                 _ => {}
@@ -380,7 +380,7 @@ impl Plan {
             if let Some(told) = self.told.remove(&prefix) {
                 self.numbers.leave(told);
                 room -= prefix_len(prefix);
-                del.push(prefix);
+                del.push(prefix.into());
             }
         }
         (!del.is_empty()).then(|| Call::Routes(Routes { set: Vec::new(), del }))

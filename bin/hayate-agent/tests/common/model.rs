@@ -93,14 +93,14 @@ impl Model {
 
     pub(crate) fn routes(&mut self, change: Routes) -> Result<(), Refusal> {
         for prefix in &change.del {
-            self.prefixes.remove(prefix).ok_or(Refusal::BadParams)?;
+            self.prefixes.remove(&prefix.prefix()).ok_or(Refusal::BadParams)?;
         }
         for via in change.set {
             if !self.nexthops.contains_key(&via.nexthop) {
                 return Err(Refusal::UnknownNextHop);
             }
             for prefix in via.prefixes {
-                self.prefixes.insert(prefix, via.nexthop);
+                self.prefixes.insert(prefix.prefix(), via.nexthop);
             }
         }
         if self.prefixes.len() > self.limits.prefixes as usize {

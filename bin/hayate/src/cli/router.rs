@@ -170,7 +170,8 @@ pub(super) fn routes(client: &Client, name: &Name, output: Output) -> Result<(),
         }
         match page.prefixes.last() {
             Some(last) if page.more => {
-                path = format!("/v1/routers/{name}/prefixes?after={}", last.prefix);
+                let last = last.prefix.to_string().replace(' ', "%20");
+                path = format!("/v1/routers/{name}/prefixes?after={last}");
             }
             _ => return Ok(()),
         }

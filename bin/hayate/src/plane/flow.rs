@@ -2,8 +2,9 @@
 
 use super::{Plane, PlaneError, PlaneRouter, PortHandle, RouterHandle};
 use api::Mac;
+use api::channel::{Prefix, Selector};
 use dataplane::{By, RouteId, Step, Tuple, Verdict};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// One thing that happens to a frame.
 pub(crate) enum Seen {
@@ -51,6 +52,7 @@ impl Plane {
             Step::Bypassed { router, ingress, by, route, egress, addresses, port, .. } => {
                 let (prefix, connection) = match by {
                     By::Prefix(prefix) => (Some(prefix.to_string()), None),
+                    By::Exact(to, from) => (exact(to, Mac(from.0)), None),
                     By::Connection(tuple) => (None, Some(connection(&tuple))),
                 };
                 Seen::Bypassed(Bypassed {
@@ -69,6 +71,12 @@ impl Plane {
             Step::Leaves(port) => Seen::Forward(port),
         })
     }
+}
+
+/// As the router delegated it.
+fn exact(to: IpAddr, from: Mac) -> Option<String> {
+    let length = if to.is_ipv4() { 32 } else { 128 };
+    Some(Selector::exact(Prefix::new(to, length)?, from)?.to_string())
 }
 
 /// Addresses and ports, as they are written for people.

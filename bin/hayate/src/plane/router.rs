@@ -98,13 +98,27 @@ impl PlaneRouter {
                 }
             }
             Action::Delegate { prefix, nexthop } => {
-                if let (Some(prefix), Some(route)) = (range(prefix), self.routes.get(&nexthop)) {
-                    host.delegate(id, prefix, *route)?;
+                let Some(route) = self.routes.get(&nexthop) else { return Ok(()) };
+                let (to, from) = (prefix.prefix(), prefix.from());
+                match (from, range(to)) {
+                    (Some(from), _) => {
+                        let from = dataplane::Mac(from.0);
+                        host.delegate_exact(id, to.address(), from, *route)?;
+                    }
+                    (None, Some(prefix)) => host.delegate(id, prefix, *route)?,
+                    (None, None) => {}
                 }
             }
             Action::Withdraw(prefix) => {
-                if let Some(prefix) = range(prefix) {
-                    host.withdraw(id, prefix)?;
+                let (to, from) = (prefix.prefix(), prefix.from());
+                match (from, range(to)) {
+                    (Some(from), _) => {
+                        host.withdraw_exact(id, to.address(), dataplane::Mac(from.0))?;
+                    }
+                    (None, Some(prefix)) => {
+                        host.withdraw(id, prefix)?;
+                    }
+                    (None, None) => {}
                 }
             }
             Action::Connect { flow, interface, to, nexthop } => {

@@ -19,6 +19,32 @@ fn prefixes_have_one_form() {
 }
 
 #[test]
+fn a_selector_is_a_prefix_or_an_address_and_a_machine() {
+    for good in [
+        "10.1.0.0/16",
+        "10.1.2.3/32",
+        "10.1.2.3/32 from 02:00:5e:10:00:01",
+        "fe80::1/128 from 02:00:5e:10:00:01",
+    ] {
+        let selector: Selector = good.parse().unwrap();
+        assert_eq!(selector.to_string(), good);
+        assert_eq!(selector.from().is_some(), good.contains("from"));
+        let json = serde_json::to_string(&selector).unwrap();
+        assert_eq!(serde_json::from_str::<Selector>(&json).unwrap(), selector);
+    }
+    for bad in [
+        "10.1.2.3/32 from",
+        "10.1.2.0/24 from 02:00:5e:10:00:01",
+        "10.1.2.3 from 02:00:5e:10:00:01",
+        "::/0 from 02:00:5e:10:00:01",
+        "10.1.2.3/32 from 02:00:5e:10:00",
+        "10.1.2.3/32  from 02:00:5e:10:00:01",
+    ] {
+        assert!(bad.parse::<Selector>().is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn a_request_is_a_line_that_is_read_again() {
     let routes = Routes {
         set: vec![Via { nexthop: 3, prefixes: vec!["10.0.0.0/8".parse().unwrap()] }],

@@ -3,11 +3,12 @@
 //! A change is in force for every frame that a worker takes up afterwards. Frames it is dealing with
 //! may still go the old way: [`Host::settle`] waits until there are none.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use packet::Checked;
 use packet::route::Packet;
 use packet::tuple::Tuple;
+use packet::{Checked, Mac};
 use switch::{
     Flood, HopCount, PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, Step,
     SwitchError,
@@ -114,6 +115,30 @@ impl Host {
     /// There is no such router.
     pub fn withdraw(&self, id: RouterId, prefix: Prefix) -> Result<bool, HostError> {
         Ok(self.0.switch.withdraw(id, prefix)?)
+    }
+
+    /// Delegates what the machine `from` sends to one address, before all prefixes.
+    ///
+    /// # Errors
+    ///
+    /// There is no such router or route, or `from` is not a station's address.
+    pub fn delegate_exact(
+        &self,
+        id: RouterId,
+        to: IpAddr,
+        from: Mac,
+        route: RouteId,
+    ) -> Result<(), HostError> {
+        Ok(self.0.switch.delegate_exact(id, to, from, route)?)
+    }
+
+    /// Withdraws it; returns whether it was delegated.
+    ///
+    /// # Errors
+    ///
+    /// There is no such router.
+    pub fn withdraw_exact(&self, id: RouterId, to: IpAddr, from: Mac) -> Result<bool, HostError> {
+        Ok(self.0.switch.withdraw_exact(id, to, from)?)
     }
 
     /// Delegates one direction of a connection: packets with `tuple` that come by this interface

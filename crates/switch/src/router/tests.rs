@@ -396,6 +396,55 @@ fn ping(lab: &Lab) -> (PortId, Vec<u8>) {
     )
 }
 
+/// For one address from one machine, before prefixes and whatever the check of sources says.
+#[test]
+fn an_exact_entry_is_for_one_machine() {
+    let (plan, lab) = pair();
+    let (port, packet) = ping(&lab);
+    let (switch, id, to) = (&lab.switch, RouterId(0), address(1, 0, 1).into());
+    let machine = mac(0, 0, 1);
+    let mut cache = Cache::new(64);
+    let mut passes = |packet: &[u8]| {
+        let (_, asked) = lab.follow(&plan, port, packet.to_vec(), Some(&mut cache));
+        let parsed = Packet::parse(packet, packet.len(), &Checked::PLAIN);
+        let steps = switch.snapshot().explain(port, packet, parsed, &Checked::PLAIN);
+        let by = steps.iter().find_map(|step| match step {
+            Step::Bypassed { by, .. } => Some(*by),
+            _ => None,
+        });
+        assert_eq!(by.is_some(), asked == 0);
+        by
+    };
+    let host = Prefix::new(to, 32).unwrap();
+    assert_eq!(passes(&packet), Some(By::Prefix(host)));
+
+    let hop = NextHop { interface: 1, mac: lab.hosts[1].1 };
+    let route = switch.add_route(id, Route::Via(vec![hop])).unwrap();
+    switch.delegate_exact(id, to, machine, route).unwrap();
+    assert_eq!(passes(&packet), Some(By::Exact(to, machine)));
+    assert_eq!(switch.remove_route(id, route), Err(SwitchError::RouteInUse));
+    // Without the prefix, and with a source that nobody knows.
+    assert!(switch.withdraw(id, host).unwrap());
+    let mut closed = lab.routers[0].interfaces.clone();
+    closed[0].check = SourceCheck::Closed;
+    switch.set_interfaces(id, closed).unwrap();
+    assert_eq!(passes(&packet), Some(By::Exact(to, machine)));
+
+    let (mut elsewhere, mut other) = (packet.clone(), packet.clone());
+    elsewhere[33] ^= 2;
+    checksum(&mut elsewhere[14..]);
+    other[11] ^= 4;
+    assert_eq!((passes(&elsewhere), passes(&other)), (None, None));
+
+    let group = Mac([1, 0, 0, 0, 0, 1]);
+    let refused = switch.delegate_exact(id, to, group, route);
+    assert_eq!(refused, Err(SwitchError::NotUnicast(group)));
+    assert!(switch.withdraw_exact(id, to, machine).unwrap());
+    assert!(!switch.withdraw_exact(id, to, machine).unwrap());
+    assert_eq!(passes(&packet), None);
+    switch.remove_route(id, route).unwrap();
+}
+
 /// What a change made workers forget is worked out once and remembered again.
 #[test]
 fn changes_do_not_put_the_memory_of_ways_aside() {

@@ -3,7 +3,7 @@
 use super::{Failure, Port, RETRY, Registry, Tables, Vm, host, not_found};
 use crate::daemon::channel::{Channel, Ports, Router};
 use crate::plane::{Plane, PortHandle};
-use api::channel::{Flow, Limits, Prefix, Refusal, To};
+use api::channel::{Flow, Limits, Refusal, Selector, To};
 use api::{
     Error, ErrorCode, Mac, Name, Origin, PortKind, RouterConnections, RouterDetail, RouterPrefixes,
     VmConfig,
@@ -224,7 +224,7 @@ impl Registry {
     pub(crate) fn prefixes(
         &self,
         name: &Name,
-        after: Option<Prefix>,
+        after: Option<Selector>,
     ) -> Result<RouterPrefixes, Error> {
         let (_, router, _) = self.router_of(name)?;
         let state = router.state();

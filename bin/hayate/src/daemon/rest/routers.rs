@@ -4,7 +4,7 @@ use super::Refusal;
 use super::answer::{carried_through, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
-use api::channel::{Flow, Prefix, Transport};
+use api::channel::{Flow, Selector, Transport};
 use api::{
     Bypass, Error, ErrorBody, ErrorCode, Router, RouterConnections, RouterDetail, RouterPrefixes,
 };
@@ -53,7 +53,7 @@ pub(super) async fn prefixes(
     Path(text): Path<String>,
     Query(from): Query<From>,
 ) -> Result<Json<RouterPrefixes>, Refusal> {
-    let after = from.after.map(|text| text.parse::<Prefix>()).transpose();
+    let after = from.after.map(|text| text.parse::<Selector>()).transpose();
     let after = after.map_err(|error| Error::new(ErrorCode::Invalid, format!("after: {error}")))?;
     Ok(Json(registry.prefixes(&name(&text)?, after)?))
 }
