@@ -22,6 +22,9 @@ use virtqueue::GuestFault;
 
 use crate::status::PortState;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// The shared part of a vhost port.
 #[derive(Debug)]
 pub(crate) struct VhostPort {

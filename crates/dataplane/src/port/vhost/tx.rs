@@ -11,6 +11,7 @@ use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Used};
 
 use crate::frame::{Body, fill};
+use crate::port::vhost::LINE;
 use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Lookup, Sender};
 use crate::worker::placement::TxId;
@@ -90,7 +91,11 @@ impl LiveTx {
                 if *offloads != Offloads::NONE {
                     buffer.prefetch_read();
                 }
-                buffer.skip(*vnet_len).prefetch_read();
+                let frame = buffer.skip(*vnet_len);
+                frame.prefetch_read();
+                if frame.len() > LINE {
+                    frame.skip(LINE).prefetch_read();
+                }
             }
             let (used, len) = match queue.next(mem) {
                 Ok(Next::Empty) => break Ok(()),
