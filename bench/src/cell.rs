@@ -265,8 +265,8 @@ impl Choice {
                 cells.extend(many.map(|prefixes| Cell { prefixes, ..plain }));
             }
             Kind::Strangers => {
-                // As many ways as are remembered, nearly.
-                let past = Cell { routers: 1, prefixes: 10, flows: 1_000, ..plain };
+                // So few that each surely has its place in a worker's memory.
+                let past = Cell { routers: 1, prefixes: 10, flows: 100, ..plain };
                 for cell in [plain, past] {
                     let what = [Mischief::Refused, Mischief::Changes, Mischief::Halves];
                     let what = [None].into_iter().chain(what.map(Some));

@@ -17,7 +17,7 @@ use crate::sut::Running;
 const WARM_UP: Duration = Duration::from_millis(100);
 const SETTLE: Duration = Duration::from_millis(5);
 /// Where guests share their CPU: how long they have it, and then do not have it.
-const SLICE: Duration = Duration::from_millis(2);
+const SLICE: Duration = Duration::from_millis(10);
 /// Length of a window, and of one at a rate: a switch that sleeps now and then needs longer to show.
 const FLOOD: Duration = Duration::from_millis(60);
 const PACED: Duration = Duration::from_millis(100);

@@ -150,11 +150,11 @@ fn about(kind: Kind) -> Option<&'static str> {
              two frames in a row have anything in common.",
         ),
         Kind::Strangers => Some(
-            "From guest to guest in one network, and to 1 k destinations past a router, while another \
+            "From guest to guest in one network, and to 100 destinations past a router, while another \
              VM that is a router in the same networks does its worst on its guest channel: requests that \
              are refused, changes of a next hop, connections that end in the middle of a message, each as \
              fast as it can. It and the daemon's control thread run on the guests' CPU, which the guests \
-             leave to them for 2 ms after every 2 ms: rates are of the time in which the guests run.",
+             leave to them for 10 ms after every 10 ms: rates are of the time in which the guests run.",
         ),
         Kind::Queues => Some("Each queue of the sender has frames; the switch has one worker."),
         _ => None,

@@ -24,6 +24,9 @@ use crate::status::PortState;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
+/// Bytes of the longest frame of which more than the first line is fetched early: of longer ones the
+/// processor sees by itself how they go on.
+const SHORT: usize = 1024;
 
 /// The shared part of a vhost port.
 #[derive(Debug)]

@@ -19,7 +19,7 @@ use virtqueue::{Chain, MAX_TOGETHER, Next, Queue, Used};
 use crate::counters::QueueCounters;
 use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
 use crate::owed::{Owed, Place};
-use crate::port::vhost::LINE;
+use crate::port::vhost::{LINE, SHORT};
 use crate::port::{Refused, Sink};
 
 // The buffers of a frame are shown together.
@@ -27,9 +27,8 @@ const _: () = assert!(BUFFERS_MAX <= MAX_TOGETHER);
 
 /// How many buffers ahead of the one being filled the next is fetched from the guest's cache.
 const AHEAD: u16 = 16;
-/// Cache lines of a buffer that are fetched for a frame of at most so many bytes.
+/// Cache lines of a buffer that are fetched for a short frame at most.
 const LINES: usize = 4;
-const SHORT: usize = 1024;
 
 /// One RX queue of a vhost port.
 #[derive(Debug, Default)]
