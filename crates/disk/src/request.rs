@@ -5,15 +5,15 @@
 //! device-readable bytes, the status the last device-writable one, the data what is between.
 //!
 //! Header and ranges are read once, into locals, and judged there. The data is not read at all: an
-//! operation names it ([`Data`]), and the engine moves it. The engine owns an operation from
-//! [`parse`] until it hands the [`Completion`] its status; both borrow the memory of the session,
-//! which stays mapped meanwhile.
+//! operation names it ([`Data`]), and the engine moves it. It takes the pieces of memory out of the
+//! operation when it submits it, and keeps the [`Completion`] until the image has answered. The
+//! memory of the session stays mapped until the last one: a queue is stopped only then.
 
 mod completion;
 mod data;
 mod ranges;
 
-use guestmem::GuestSlice;
+use guestmem::{GuestMemory, GuestSlice};
 use thiserror::Error;
 use virtio_bindings::virtio_blk as blk;
 use virtqueue::Chain;
@@ -36,7 +36,7 @@ pub enum Parsed<'c, 'm> {
     /// A request, to be carried out.
     Operation(Operation<'c, 'm>),
     /// Nothing to carry out: to be completed at once, with [`Refusal::status`], and counted.
-    Refused(Refusal, Completion<'m>),
+    Refused(Refusal, Completion),
 }
 
 /// A request, checked.
@@ -45,7 +45,7 @@ pub struct Operation<'c, 'm> {
     /// What to do.
     pub command: Command<'c, 'm>,
     /// What to do then.
-    pub completion: Completion<'m>,
+    pub completion: Completion,
 }
 
 /// What a guest asks for. Positions are in sectors of 512 bytes, inside the disk.
@@ -167,14 +167,15 @@ impl Refusal {
 
 /// Judges the request in a chain that was popped.
 ///
-/// `scratch` is room for ranges, to be used again and again as the chain is. Nothing is written to
+/// `mem` is the memory it was popped from. `scratch` is room for ranges, to be used again and again as the chain is. Nothing is written to
 /// guest memory.
 pub fn parse<'c, 'm>(
+    mem: &'m GuestMemory,
     chain: &'c Chain<'m>,
     rules: &Rules,
     scratch: &'c mut Ranges,
 ) -> Parsed<'c, 'm> {
-    let completion = Completion::of(chain);
+    let completion = Completion::of(mem, chain);
     match command(chain, rules, scratch) {
         Ok(command) => Parsed::Operation(Operation { command, completion }),
         Err(refusal) => Parsed::Refused(refusal, completion),

@@ -104,7 +104,7 @@ impl Guest {
         self.driver.expose();
         let mut chain = Chain::new();
         assert!(self.device.pop(&self.mem, &mut chain).expect("a sound chain"));
-        let (seen, completion, status) = match parse(&chain, rules, &mut Ranges::new()) {
+        let (seen, completion, status) = match parse(&self.mem, &chain, rules, &mut Ranges::new()) {
             Parsed::Operation(Operation { command, completion }) => {
                 (self.look(&command), completion, Status::Ok)
             }
@@ -114,7 +114,7 @@ impl Guest {
         };
         let untouched = driver::read(&self.mem, READABLE, request.readable.len() as u32);
         assert!(untouched.as_ref() == Some(&request.readable));
-        let used = completion.finish(status);
+        let used = completion.finish(&self.mem, status);
         assert_eq!(used, request.writable);
         self.device.complete(&[chain.used(used)]);
         self.device.publish();
@@ -371,7 +371,7 @@ fn ranges_are_read_once() {
     let mut chain = Chain::new();
     assert!(guest.device.pop(&guest.mem, &mut chain).unwrap());
     let mut ranges = Ranges::new();
-    let Parsed::Operation(operation) = parse(&chain, &RULES, &mut ranges) else {
+    let Parsed::Operation(operation) = parse(&guest.mem, &chain, &RULES, &mut ranges) else {
         panic!("refused")
     };
     driver::write(&guest.mem, READABLE, &[0xff; 32]);

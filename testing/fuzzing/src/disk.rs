@@ -73,7 +73,7 @@ pub fn run(data: &[u8]) {
 
     let mut ranges = Ranges::new();
     let expected = reference(&given, [&readable, &writable], &disk);
-    let (found, completion) = match parse(&chain, &disk.rules(), &mut ranges) {
+    let (found, completion) = match parse(&mem, &chain, &disk.rules(), &mut ranges) {
         Parsed::Operation(Operation { command, completion }) => (seen(&command), completion),
         Parsed::Refused(refusal, completion) => {
             assert_eq!(refusal == Refusal::NoStatus, room == 0);
@@ -82,7 +82,7 @@ pub fn run(data: &[u8]) {
     };
     assert_eq!(found, expected);
     let status = if let Expected::Refused(status) = found { status } else { Status::Ok };
-    assert_eq!(completion.finish(status) as usize, room);
+    assert_eq!(completion.finish(&mem, status) as usize, room);
     if let Some(last) = room.checked_sub(1) {
         let bytes = driver::read(&mem, WRITABLE, room as u32).expect("it is inside");
         assert_eq!(bytes[last], status as u8);
