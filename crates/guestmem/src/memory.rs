@@ -154,6 +154,16 @@ impl GuestMemory {
         Some(GuestSlice { ptr, len, memory: PhantomData })
     }
 
+    /// The guest physical address of a slice of this memory: to name it for longer than it may be
+    /// borrowed. `None` if it is of another memory.
+    #[must_use]
+    pub fn address(&self, slice: GuestSlice<'_>) -> Option<u64> {
+        let offset = slice.ptr.addr().get() as i128 - self.start.addr().get() as i128;
+        let gpa = u64::try_from(offset + self.origin).ok()?;
+        let same = self.slice(gpa, slice.len).is_some_and(|found| found.ptr == slice.ptr);
+        same.then_some(gpa)
+    }
+
     /// Whether memory vanished under an access and zeroes were put in its place. Never reset: what
     /// the guest sees and what this process sees are no longer the same, so the session has to end.
     #[inline]

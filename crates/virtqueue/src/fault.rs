@@ -63,6 +63,15 @@ pub enum GuestFault {
         /// The queue size.
         size: u16,
     },
+    /// Split: the avail ring names a chain that the device has and has not used yet.
+    #[error("descriptor {head} was made available while it was still in flight")]
+    HeadInUse {
+        /// The head read from the avail ring.
+        head: u16,
+    },
+    /// What is written about requests in flight makes no sense, or is not of this ring.
+    #[error("the in-flight region is not one of this ring")]
+    InflightRegion,
     /// Split: a `next` field names a descriptor outside the table.
     #[error("descriptor chain goes on at {next}, the table has {size}")]
     NextIndex {
@@ -138,7 +147,7 @@ pub enum GuestFault {
 
 impl GuestFault {
     /// Every [`GuestFault::name`].
-    pub const NAMES: [&'static str; 23] = [
+    pub const NAMES: [&'static str; 25] = [
         "queue-size",
         "descriptor-area",
         "driver-area",
@@ -147,6 +156,8 @@ impl GuestFault {
         "avail-index",
         "ring-overrun",
         "head-index",
+        "head-in-use",
+        "inflight-region",
         "next-index",
         "chain-too-long",
         "too-many-segments",
@@ -175,6 +186,8 @@ impl GuestFault {
             Self::AvailIndex { .. } => "avail-index",
             Self::RingOverrun { .. } => "ring-overrun",
             Self::HeadIndex { .. } => "head-index",
+            Self::HeadInUse { .. } => "head-in-use",
+            Self::InflightRegion => "inflight-region",
             Self::NextIndex { .. } => "next-index",
             Self::ChainTooLong => "chain-too-long",
             Self::TooManySegments => "too-many-segments",

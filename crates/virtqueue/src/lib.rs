@@ -14,13 +14,15 @@
 //! Nothing here blocks, allocates or logs after [`Queue::new`].
 //!
 //! **Order.** Chains are completed in the order they were popped, with one used entry each, which
-//! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike.
+//! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike. A device that completes them in
+//! another order, as a disk does, has a [`TrackedQueue`]; it must not offer `VIRTIO_F_IN_ORDER`.
 
 mod chain;
 mod count;
 mod desc;
 mod fault;
 mod indirect;
+mod inflight;
 mod journal;
 mod packed;
 mod split;
@@ -31,6 +33,7 @@ use guestmem::{GuestMemory, GuestSlice};
 
 pub use chain::{Chain, MAX_SEGMENTS, Used};
 pub use fault::GuestFault;
+pub use inflight::{Ticket, TrackedQueue, region_bytes};
 pub use journal::{Journal, MAX_TOGETHER};
 pub use packed::PackedQueue;
 pub use split::SplitQueue;

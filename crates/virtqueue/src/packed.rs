@@ -215,9 +215,63 @@ impl PackedQueue {
         if !self.avail.is_available(desc.flags) {
             return Err(GuestFault::NotAvailable { index: self.avail.index() });
         }
-        self.walk(mem, chain, desc)?;
+        let mut at = self.avail;
+        let follow = || {
+            at = at.advanced(1, self.size);
+            if at.index() == self.used.index() {
+                return Err(GuestFault::ChainTooLong);
+            }
+            let desc = self.load(at);
+            let there = at.is_available(desc.flags);
+            if there { Ok(desc) } else { Err(GuestFault::NotAvailable { index: at.index() }) }
+        };
+        self.walk(mem, chain, desc, follow)?;
         self.avail = self.avail.advanced(chain.descs, self.size);
         Ok(())
+    }
+
+    /// Takes the chain of descriptors that were popped by a predecessor.
+    pub(crate) fn chain_of<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        mut saved: impl Iterator<Item = Descriptor>,
+    ) -> Result<(), GuestFault> {
+        let mut follow = || saved.next().ok_or(GuestFault::InflightRegion);
+        let first = follow()?;
+        self.walk(mem, chain, first, &mut follow)?;
+        if follow().is_ok() { Err(GuestFault::InflightRegion) } else { Ok(()) }
+    }
+
+    /// The descriptors popped since `position`, as they are in the ring.
+    pub(crate) fn since(&self, position: Position) -> impl Iterator<Item = Descriptor> {
+        let mut at = Cursor::from_bits(position.0);
+        std::iter::from_fn(move || {
+            let desc = (at != self.avail).then(|| self.load(at))?;
+            at = at.advanced(1, self.size);
+            Some(desc)
+        })
+    }
+
+    /// Goes on at a used position, with so many slots behind it popped already.
+    pub(crate) fn go_on(&mut self, used: u16, popped: u16) {
+        self.used = Cursor::from_bits(used);
+        self.avail = self.used.advanced(popped, self.size);
+    }
+
+    /// Where used descriptors are written after so many more slots, with the wrap counter in bit 15.
+    pub(crate) fn used_after(&self, descs: u16) -> u16 {
+        self.used.advanced(descs, self.size).bits()
+    }
+
+    /// Whether the slot at a position is as the driver made it available in that lap.
+    pub(crate) fn is_available(&self, position: u16) -> bool {
+        let at = Cursor::from_bits(position);
+        at.is_available(self.ring.load_u16_acquire(at.offset() + FLAGS))
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.size
     }
 
     /// Every slot is in the device's hands: the cursors are one lap apart.
@@ -231,16 +285,17 @@ impl PackedQueue {
         Descriptor::packed(self.ring.load_desc(at.offset()))
     }
 
-    /// Follows a chain of several descriptors; at most as many as the queue has.
+    /// Follows a chain of several descriptors; at most as many as `follow` gives.
     #[inline(never)]
     fn walk<'m>(
         &self,
         mem: &'m GuestMemory,
         chain: &mut Chain<'m>,
         first: Descriptor,
+        mut follow: impl FnMut() -> Result<Descriptor, GuestFault>,
     ) -> Result<(), GuestFault> {
         chain.clear();
-        let (mut at, mut desc) = (self.avail, first);
+        let mut desc = first;
         if desc.has(INDIRECT) {
             chain.id = desc.tag;
             chain.descs = 1;
@@ -254,14 +309,7 @@ impl PackedQueue {
                 chain.id = desc.tag;
                 return Ok(());
             }
-            at = at.advanced(1, self.size);
-            if at.index() == self.used.index() {
-                return Err(GuestFault::ChainTooLong);
-            }
-            desc = self.load(at);
-            if !at.is_available(desc.flags) {
-                return Err(GuestFault::NotAvailable { index: at.index() });
-            }
+            desc = follow()?;
             if desc.has(INDIRECT) {
                 return Err(GuestFault::IndirectInChain);
             }

@@ -131,6 +131,35 @@ impl SplitQueue {
         Ok(())
     }
 
+    /// Takes the chain that begins at `head`, which a predecessor popped.
+    pub(crate) fn chain_at<'m>(
+        &self,
+        mem: &'m GuestMemory,
+        chain: &mut Chain<'m>,
+        head: u16,
+    ) -> Result<(), GuestFault> {
+        if head > self.mask {
+            return Err(GuestFault::HeadIndex { head, size: self.size() });
+        }
+        self.walk(mem, chain, head, self.load(head))
+    }
+
+    /// Goes on behind `count` chains that a predecessor popped; false if there are not as many.
+    pub(crate) fn skip_in_flight(&mut self, count: u16) -> bool {
+        let index = self.avail.load_u16_acquire(IDX);
+        if index.wrapping_sub(self.next_used.get()) < count {
+            return false;
+        }
+        self.next_avail = Count::new(self.next_used.get().wrapping_add(count));
+        self.seen_avail = self.next_avail;
+        true
+    }
+
+    /// The used index, as far as this device counts.
+    pub(crate) fn used_idx(&self) -> u16 {
+        self.next_used.get()
+    }
+
     /// Reads the avail index anew; whether it shows anything to pop.
     #[inline]
     fn look(&mut self) -> Result<bool, GuestFault> {
@@ -230,6 +259,10 @@ impl SplitQueue {
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         for one in used {
+            #[cfg(test)]
+            if crate::journal::fuse::blown() {
+                return;
+            }
             // Two stores: the ring is only 4-aligned, and nothing is visible before publish.
             let entry = RING + 8 * usize::from(self.next_used.get() & self.mask);
             self.used.store_u32(entry, u32::from(one.id));
@@ -242,6 +275,10 @@ impl SplitQueue {
     /// See [`crate::Queue::publish`].
     #[inline]
     pub fn publish(&mut self) {
+        #[cfg(test)]
+        if crate::journal::fuse::blown() {
+            return;
+        }
         self.used.store_u16_release(IDX, self.next_used.get());
     }
 

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::{DATA, RING, SIZE, START, World, config};
+use guestmem::RingArea;
 use testkit::driver::{self, DriverQueue, Raw, RawDesc, RingSpec, flags};
-use virtqueue::{Chain, GuestFault, Queue, QueueConfig};
+use virtqueue::{Chain, GuestFault, Queue, QueueConfig, TrackedQueue, region_bytes};
 
 use flags::{AVAIL, INDIRECT, NEXT, USED, WRITE};
 
@@ -219,6 +220,35 @@ fn chain_over_the_used_cursor() -> &'static str {
     provoke(&mut world).name()
 }
 
+/// The same head twice, the first one still in flight.
+fn head_twice() -> &'static str {
+    let world = World::plain(false, N);
+    offer(world.driver.raw(), false, &[good(0, 0)]);
+    let mut device = TrackedQueue::new(&world.mem, &config(&world.driver), None).unwrap();
+    let mut chain = Chain::new();
+    let _ticket = device.pop(&world.mem, &mut chain).unwrap().expect("the first");
+    world.driver.raw().set_avail_entry(1, 0);
+    world.driver.raw().set_avail_idx(2);
+    let fault = device.pop(&world.mem, &mut chain).expect_err("a lie");
+    assert_eq!(device.pop(&world.mem, &mut chain), Err(fault), "nothing moved");
+    assert_eq!(device.in_flight(), 1);
+    fault.name()
+}
+
+/// More in flight than the driver made available.
+fn too_much_in_flight(packed: bool) -> &'static str {
+    let world = World::plain(packed, N);
+    let shared = driver::memory(&[(0, 4096)]).unwrap();
+    let region = || RingArea::new(Arc::clone(&shared), 0, region_bytes(packed, N), 64);
+    let start = || TrackedQueue::new(&world.mem, &config(&world.driver), region());
+    start().expect("a new region");
+    region().unwrap().store_u64(if packed { 32 } else { 16 }, 1);
+    if packed {
+        region().unwrap().store_u64(8, 1 | u64::from(N) << 16 | 1 << 32 | 1 << 48);
+    }
+    start().err().expect("a lie").name()
+}
+
 #[test]
 fn every_lie_is_called_by_its_name() {
     let mut seen = BTreeSet::new();
@@ -256,7 +286,9 @@ fn every_lie_is_called_by_its_name() {
     assert_eq!(setup_fault(|c| c.base = u32::from(N) << 16, true), "base");
     assert_eq!(overrun(), "ring-overrun");
     assert_eq!(chain_over_the_used_cursor(), "chain-too-long");
-    seen.extend(["base", "ring-overrun"]);
+    assert_eq!(head_twice(), "head-in-use");
+    assert_eq!([false, true].map(too_much_in_flight), ["inflight-region"; 2]);
+    seen.extend(["base", "ring-overrun", "head-in-use", "inflight-region"]);
     assert_eq!(seen, BTreeSet::from(GuestFault::NAMES), "each name has its lie");
 }
 

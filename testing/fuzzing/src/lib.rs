@@ -6,5 +6,6 @@
 
 mod bytes;
 pub mod channel;
+pub mod disk;
 pub mod rings;
 pub mod session;

@@ -34,3 +34,8 @@ fn channel() {
 fn session() {
     replay("session", fuzzing::session::run);
 }
+
+#[test]
+fn disk_request() {
+    replay("disk_request", fuzzing::disk::run);
+}

@@ -312,6 +312,7 @@ proptest! {
         let turn = shuffle.index(table.len());
         table.rotate_left(turn);
         let memory = GuestMemory::map(&table).unwrap();
+        let other = GuestMemory::map(&table).unwrap();
 
         let first = 0x4_0000 - PAGE;
         let mut model: Vec<Option<u8>> = vec![None; 40 * 4096];
@@ -334,8 +335,12 @@ proptest! {
             let start = (gpa - first) as usize;
             let expected: Option<Vec<u8>> =
                 (start..start + len as usize).map(|i| model.get(i).copied().flatten()).collect();
-            let found = memory.slice(gpa, len).map(bytes);
-            prop_assert_eq!(found, expected, "{:#x} + {}", gpa, len);
+            let found = memory.slice(gpa, len);
+            prop_assert_eq!(found.map(bytes), expected, "{:#x} + {}", gpa, len);
+            if let Some(slice) = found {
+                prop_assert_eq!(memory.address(slice), Some(gpa));
+                prop_assert_eq!(other.address(slice), None);
+            }
         }
         prop_assert!(!memory.faulted());
     }
