@@ -310,6 +310,10 @@ impl Turn<'_> {
                 // Without them the windows do not count, which shows.
                 let _ = sys::affinity::pin_current_thread(self.options.cpus.guests);
                 let _ = rustix::process::setpriority_process(None, -20);
+                if self.cell.shares_cpu() {
+                    // When it is the guests' turn nobody else has it.
+                    let _ = Thread::current().real_time();
+                }
                 let taken = match self.cell.rings {
                     Rings::Packed => self.take_with::<Packed>(rig),
                     Rings::Split => self.take_with::<Split>(rig),

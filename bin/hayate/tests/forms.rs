@@ -284,3 +284,19 @@ fn the_host_does_not_notice_that_its_queues_move() {
         assert!(moves > 0);
     });
 }
+
+/// Whatever is asked of the daemon, a worker has its CPU.
+#[test]
+fn other_threads_keep_off_a_workers_cpu() {
+    let daemon = Daemon::start(&["--cpus", "0"]);
+    let others: Vec<usize> = sys::affinity::allowed_cpus().unwrap().split_off(1);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    for task in tasks {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+        let cpus = sys::affinity::parse_cpu_list(field("Cpus_allowed_list:")).unwrap();
+        let is_worker = field("Name:").starts_with("worker-");
+        let expected = if is_worker || others.is_empty() { &[0][..] } else { &others };
+        assert_eq!(cpus, expected, "{status}");
+    }
+}

@@ -17,6 +17,23 @@ pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// Keeps the calling thread, and those it starts, off these CPUs from now on, if others are left to it;
+/// whether that is so.
+///
+/// # Errors
+/// As [`allowed_cpus`].
+pub fn keep_current_thread_off(cpus: &[usize]) -> io::Result<bool> {
+    let mut set = sched_getaffinity(None)?;
+    for &cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
+        set.unset(cpu);
+    }
+    if set.count() == 0 {
+        return Ok(false);
+    }
+    sched_setaffinity(None, &set)?;
+    Ok(true)
+}
+
 /// The CPUs the calling thread may run on, ascending.
 ///
 /// # Errors

@@ -107,7 +107,13 @@ async fn serve(
         .map(signal)
         .collect::<Result<Vec<_>, _>>()?;
     let cpus = options.cpus.as_ref().or(config.cpus.as_ref()).map(CpuList::cpus);
-    let plane = Plane::start(cpus, config.polling.into(), config.balance)?;
+    let plane = Plane::start(cpus.clone(), config.polling.into(), config.balance)?;
+    // Whatever is asked of this thread, workers with CPUs of their own keep them.
+    if let Some(cpus) = &cpus
+        && let Err(error) = sys::affinity::keep_current_thread_off(cpus)
+    {
+        warn!("the control thread may take time of workers: {error}");
+    }
     let (paths, file) = (options.paths.clone(), options.config.clone());
     let registry = Arc::new(Registry::new(plane, paths.clone(), file, group));
     let served = async {

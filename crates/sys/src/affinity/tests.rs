@@ -49,3 +49,17 @@ fn lists() {
     let error = parse_cpu_list("0,two").unwrap_err().to_string();
     assert!(error.contains("`two`") && error.contains("0-3,8"), "{error}");
 }
+
+#[test]
+fn a_thread_keeps_off_cpus_while_others_are_left() {
+    std::thread::spawn(|| {
+        let allowed = allowed_cpus().unwrap();
+        assert!(!keep_current_thread_off(&allowed).unwrap());
+        assert_eq!(allowed_cpus().unwrap(), allowed);
+        let (first, rest) = allowed.split_first().unwrap();
+        assert_eq!(keep_current_thread_off(&[*first, 99_999]).unwrap(), !rest.is_empty());
+        assert_eq!(allowed_cpus().unwrap(), if rest.is_empty() { &allowed } else { rest });
+    })
+    .join()
+    .unwrap();
+}
