@@ -311,8 +311,9 @@ impl Turn<'_> {
                 let _ = sys::affinity::pin_current_thread(self.options.cpus.guests);
                 let _ = rustix::process::setpriority_process(None, -20);
                 if self.cell.shares_cpu() {
-                    // When it is the guests' turn nobody else has it.
-                    let _ = Thread::current().real_time();
+                    // When it is the guests' turn nobody else has it; as above.
+                    let thread = rustix::thread::gettid().to_string();
+                    let _ = sut::process::run(&["chrt", "--fifo", "--pid", "1", &thread], &[]);
                 }
                 let taken = match self.cell.rings {
                     Rings::Packed => self.take_with::<Packed>(rig),

@@ -1,11 +1,8 @@
-//! What the scheduler did to a thread, from its own accounting, and what it is to do.
+//! What the scheduler did to a thread, from its own accounting.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-
-use crate::sut::SutError;
-use crate::sut::process::run;
 
 /// A thread, of this process or another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,15 +38,6 @@ impl Thread {
         // The link names the thread that resolves it.
         let link = fs::read_link("/proc/thread-self").unwrap_or_default();
         Thread(Path::new("/proc").join(link))
-    }
-
-    /// Lets it run whenever it wants to (`SCHED_FIFO`).
-    ///
-    /// # Errors
-    /// There is no `chrt`, or no right to.
-    pub fn real_time(&self) -> Result<(), SutError> {
-        let id = self.0.file_name().and_then(|id| id.to_str()).unwrap_or_default();
-        run(&["chrt", "--fifo", "--pid", "1", id], &[]).map(drop)
     }
 
     /// The first thread of a process whose name begins so.
