@@ -6,8 +6,9 @@
 //! Without routers each network is a domain of its own.
 //!
 //! Control parts them anew when routers change (a router's port that goes leaves its domain as it is
-//! until then). A domain that is split or joined with another one, or
-//! whose packets are to be told apart in another way, ends, and new ones take its place.
+//! until then). A domain that is split or joined with another one, or whose packets are to be told
+//! apart in another way, ends, and new ones take its place. It is renewed once no worker takes up its
+//! configuration any more: with an old one workers remember nothing new, so none finds anything then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
