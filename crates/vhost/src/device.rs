@@ -4,9 +4,10 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 
-use guestmem::GuestMemory;
+use guestmem::{GuestMemory, RingArea};
 use sys::EventFd;
 use thiserror::Error;
+use tokio::sync::Notify;
 use virtqueue::QueueConfig;
 
 use crate::SessionFault;
@@ -25,9 +26,12 @@ pub struct DeviceSpec {
     pub net: bool,
     /// Largest MTU a front end may set, 68 to 65535.
     pub max_mtu: u16,
-    /// Virtio configuration space, read-only, at most 256 bytes.  The protocol feature CONFIG is offered unless empty
-    /// (QEMU keeps a network device's own).
-    pub config: Vec<u8>,
+    /// Bytes of the virtio configuration space that the device keeps, at most 256; 0: it keeps none, as QEMU keeps a
+    /// network device's own.  Otherwise the protocol features CONFIG and BACKEND_REQ are offered.
+    pub config_size: u16,
+    /// Whether the device completes requests in any order and writes down which are in flight: offers the protocol
+    /// feature INFLIGHT_SHMFD.
+    pub inflight: bool,
 }
 
 impl DeviceSpec {
@@ -41,7 +45,24 @@ impl DeviceSpec {
             queue_num: pairs,
             net: true,
             max_mtu: u16::MAX,
-            config: Vec::new(),
+            config_size: 0,
+            inflight: false,
+        }
+    }
+
+    /// A disk of `queues` virtqueues (1 to 256) with these virtio features and a configuration space of so many bytes.
+    /// Its requests are completed in any order: `VIRTIO_F_IN_ORDER` is not for it.
+    #[must_use]
+    pub fn block(features: u64, queues: u16, config_size: u16) -> DeviceSpec {
+        let queues = queues.clamp(1, 256);
+        DeviceSpec {
+            features,
+            rings: queues,
+            queue_num: queues,
+            net: false,
+            max_mtu: u16::MAX,
+            config_size,
+            inflight: true,
         }
     }
 }
@@ -66,6 +87,10 @@ pub struct QueueSetup {
     pub call: Option<Arc<EventFd>>,
     /// A disabled queue is processed without effect: an RX queue gets nothing, what a TX queue sends is dropped.
     pub enabled: bool,
+    /// Where the queue's requests in flight are written down, for a
+    /// [`TrackedQueue`](virtqueue::TrackedQueue); `None`: the front end keeps no memory for them.  The memory is one of
+    /// its own, which the area keeps mapped: `inflight.memory().faulted()` says whether it has vanished.
+    pub inflight: Option<RingArea>,
 }
 
 /// Why a device cannot go on with a session: a ring lied, or memory vanished.
@@ -74,6 +99,14 @@ pub struct QueueSetup {
 pub struct DeviceFault {
     /// The ring, if it was one ring: its error eventfd is signalled.
     pub queue: Option<u16>,
+    /// One sentence.
+    pub reason: String,
+}
+
+/// Why a write to the configuration space was not taken.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("a write to the configuration space was refused: {reason}")]
+pub struct ConfigRefused {
     /// One sentence.
     pub reason: String,
 }
@@ -157,6 +190,28 @@ pub trait Device: Send + 'static {
 
     /// Asks for a gratuitous RARP from this address: the guest has been migrated here and cannot announce itself.
     fn rarp(&mut self, _mac: [u8; 6]) {}
+
+    /// The configuration space as it is now.  Bytes behind the end of what is returned read as zero.
+    fn config(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes a write of the guest to the configuration space, inside [`DeviceSpec::config_size`] and not empty.
+    ///
+    /// # Errors
+    /// The bytes cannot be written, and nothing changed.  The session goes on: it is the guest's mistake.
+    fn write_config(&mut self, _offset: u32, _bytes: &[u8]) -> Result<(), ConfigRefused> {
+        Err(ConfigRefused { reason: "it is read-only".into() })
+    }
+
+    /// What is notified ([`Notify::notify_one`], from any thread) when the configuration space has changed other than by
+    /// a write of the guest.  Asked for when a front end connects; `None`: it never changes.
+    ///
+    /// The front end is told as soon as it can be.  Many changes may be told as one, and a change while nobody is
+    /// connected is told to the next front end, which may still know what its last session had.
+    fn changes(&self) -> Option<Arc<Notify>> {
+        None
+    }
 
     /// Resolves when the device cannot go on with this session.  Dropped and called again many times during a session,
     /// so nothing may be lost when it is dropped; what belongs to an earlier session must not be reported to a later one.

@@ -1,8 +1,12 @@
 //! Everything a front end can get wrong, by name.
 
+use std::io;
+
 use guestmem::MapError;
 use thiserror::Error;
 use vhost::vhost_user::message::FrontendReq;
+
+use crate::device::ConfigRefused;
 
 /// What a front end did wrong.  A fault that still leaves the byte stream intact is told to the front end as a non-zero
 /// acknowledgement when it asked for one; otherwise (see [`is_fatal`](Self::is_fatal)) it ends the session.
@@ -201,9 +205,46 @@ pub enum SessionFault {
         /// Length in bytes.
         size: u32,
     },
-    /// SET_CONFIG: this device has nothing writable there.
-    #[error("the configuration space is read-only")]
-    ConfigReadOnly,
+    /// SET_CONFIG that is for neither the guest nor a migration.
+    #[error("{flags:#x} are not flags of a write to the configuration space")]
+    BadConfigFlags {
+        /// The flags.
+        flags: u32,
+    },
+    /// SET_CONFIG: the device does not take it.
+    #[error(transparent)]
+    ConfigRefused(#[from] ConfigRefused),
+    /// SET_BACKEND_REQ_FD with something on which nothing can be sent.
+    #[error("the descriptor of SET_BACKEND_REQ_FD is not a connected Unix stream socket")]
+    NotASocket,
+    /// GET_INFLIGHT_FD or SET_INFLIGHT_FD for rings this device has not, or an area in which they have no room.
+    #[error(
+        "{mmap_size} bytes at {mmap_offset:#x} do not hold the requests in flight of {queues} rings of {queue_size}"
+    )]
+    BadInflight {
+        /// Length in bytes.
+        mmap_size: u64,
+        /// Offset in the file.
+        mmap_offset: u64,
+        /// How many rings.
+        queues: u16,
+        /// Size of each.
+        queue_size: u16,
+    },
+    /// SET_INFLIGHT_FD: the area is not one that can be mapped.
+    #[error("the area for requests in flight was refused: {0}")]
+    Inflight(#[source] MapError),
+    /// GET_INFLIGHT_FD: this host has no memory to give.
+    #[error("no memory for requests in flight: {0}")]
+    InflightNotMade(#[source] io::Error),
+    /// A ring for which the area of SET_INFLIGHT_FD has no region, or a smaller one.
+    #[error("ring {queue} of size {size} has no region for its requests in flight")]
+    RingOutsideInflight {
+        /// The ring.
+        queue: u16,
+        /// Its size.
+        size: u16,
+    },
 }
 
 impl SessionFault {
@@ -238,7 +279,13 @@ impl SessionFault {
             Self::BadMtu { .. } => "bad-mtu",
             Self::BadStatus { .. } => "bad-status",
             Self::BadConfig { .. } => "bad-config",
-            Self::ConfigReadOnly => "config-read-only",
+            Self::BadConfigFlags { .. } => "bad-config-flags",
+            Self::ConfigRefused(_) => "config-refused",
+            Self::NotASocket => "not-a-socket",
+            Self::BadInflight { .. } => "bad-inflight",
+            Self::Inflight(_) => "inflight-not-mapped",
+            Self::InflightNotMade(_) => "inflight-not-made",
+            Self::RingOutsideInflight { .. } => "ring-outside-inflight",
         }
     }
 

@@ -21,6 +21,6 @@ mod message;
 pub mod session;
 pub mod socket;
 
-pub use device::{Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
+pub use device::{ConfigRefused, Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
 pub use fault::SessionFault;
 pub use session::{Action, Session};

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use guestmem::RegionSpec;
 use vhost::vhost_user::message::{
-    FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserHeaderFlag,
+    BackendReq, FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE, VhostUserHeaderFlag,
 };
 
 use crate::SessionFault;
@@ -76,6 +76,9 @@ pub(crate) enum Answer {
     BodyOrEmpty,
     /// Always with a body of its own that has no place for a failure.
     Body,
+    /// With an acknowledgement if asked for; a failure that nobody wants to hear of changes nothing and is passed over,
+    /// because it may be the guest's and not the front end's.
+    AckOrSilence,
 }
 
 /// What a request looks like on the wire.
@@ -90,7 +93,7 @@ struct Shape {
 impl Shape {
     /// The specification as a table.
     fn of(request: FrontendReq) -> Shape {
-        use Answer::{Ack, Body, BodyOrEmpty, Result};
+        use Answer::{Ack, AckOrSilence, Body, BodyOrEmpty, Result};
         use FrontendReq as R;
         let shape = |size, fds, answer| Shape { size, fds, answer };
         let exact = |size: usize| (size, size);
@@ -133,8 +136,9 @@ impl Shape {
             // struct vhost_iotlb_msg ends in padding that not everybody sends.
             R::IOTLB_MSG => shape((26, 32), exact(0), Result),
             R::GET_CONFIG => shape((12, 12 + MAX_CONFIG as usize), exact(0), BodyOrEmpty),
-            R::SET_CONFIG => shape((12, 12 + MAX_CONFIG as usize), exact(0), Ack),
+            R::SET_CONFIG => shape((12, 12 + MAX_CONFIG as usize), exact(0), AckOrSilence),
             R::CREATE_CRYPTO_SESSION => shape((0, MAX_BODY), exact(0), Body),
+            // struct VhostUserInflight ends in padding that not everybody sends.
             R::GET_INFLIGHT_FD => shape((20, 24), exact(0), Body),
             R::SET_INFLIGHT_FD => shape((20, 24), exact(1), Ack),
             R::GET_SHARED_OBJECT => shape(exact(16), exact(0), Body),
@@ -162,6 +166,42 @@ pub(crate) struct RingAddr {
     pub(crate) desc: u64,
     pub(crate) used: u64,
     pub(crate) avail: u64,
+}
+
+/// `struct VhostUserInflight`: where requests in flight are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InflightArea {
+    /// Length and offset in its file, in bytes.
+    pub(crate) mmap_size: u64,
+    pub(crate) mmap_offset: u64,
+    /// How many regions there are, and for rings of which size.
+    pub(crate) queues: u16,
+    pub(crate) queue_size: u16,
+}
+
+impl InflightArea {
+    /// As in a message, with that many bytes of padding.
+    pub(crate) fn bytes(self, padding: usize) -> Vec<u8> {
+        let mut bytes = [self.mmap_size, self.mmap_offset].map(u64::to_ne_bytes).concat();
+        bytes.extend([self.queues, self.queue_size].map(u16::to_ne_bytes).concat());
+        bytes.resize(bytes.len() + padding, 0);
+        bytes
+    }
+}
+
+/// What GET_CONFIG and SET_CONFIG say of the bytes they are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConfigRange {
+    pub(crate) offset: u32,
+    pub(crate) size: u32,
+    pub(crate) flags: u32,
+}
+
+impl ConfigRange {
+    /// As in a message.
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        [self.offset, self.size, self.flags].map(u32::to_ne_bytes).concat()
+    }
 }
 
 /// Which of a ring's descriptors a message sets.
@@ -198,12 +238,12 @@ pub(crate) enum Message {
     SetRingEnable(RingState),
     SendRarp([u8; 6]),
     SetMtu(u64),
-    GetConfig {
-        offset: u32,
-        size: u32,
-        flags: u32,
-    },
-    SetConfig,
+    GetConfig(ConfigRange),
+    SetConfig(ConfigRange, Vec<u8>),
+    SetBackendFd(OwnedFd),
+    /// With the padding that its answer has too.
+    GetInflight(InflightArea, usize),
+    SetInflight(InflightArea, OwnedFd),
     ResetDevice,
     GetMaxMemSlots,
     AddMemReg(RegionSpec, OwnedFd),
@@ -260,10 +300,14 @@ fn plain(request: FrontendReq, body: &mut Reader<'_>, fd: Option<OwnedFd>) -> Op
             Message::SendRarp([a, b, c, d, e, f])
         }
         R::NET_SET_MTU => Message::SetMtu(body.u64()?),
-        R::GET_CONFIG => {
-            Message::GetConfig { offset: body.u32()?, size: body.u32()?, flags: body.u32()? }
+        R::GET_CONFIG => Message::GetConfig(body.config_range()?),
+        R::SET_CONFIG => Message::SetConfig(body.config_range()?, body.0.to_vec()),
+        R::SET_BACKEND_REQ_FD => Message::SetBackendFd(fd?),
+        R::GET_INFLIGHT_FD => {
+            let area = body.inflight_area()?;
+            Message::GetInflight(area, body.0.len())
         }
-        R::SET_CONFIG => Message::SetConfig,
+        R::SET_INFLIGHT_FD => Message::SetInflight(body.inflight_area()?, fd?),
         R::RESET_DEVICE => Message::ResetDevice,
         R::GET_MAX_MEM_SLOTS => Message::GetMaxMemSlots,
         R::ADD_MEM_REG => {
@@ -326,9 +370,18 @@ fn ring_fd(
 
 /// A reply to `request` with this body.
 pub(crate) fn reply(request: u32, body: &[u8]) -> Vec<u8> {
+    message(request, VhostUserHeaderFlag::REPLY.bits(), body)
+}
+
+/// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, which is not to be answered.
+pub(crate) fn config_change() -> Vec<u8> {
+    message(BackendReq::CONFIG_CHANGE_MSG.into(), 0, &[])
+}
+
+fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     let size = u32::try_from(body.len()).unwrap_or(u32::MAX);
     let mut bytes = Vec::with_capacity(HEADER + body.len());
-    for field in [request, VERSION | VhostUserHeaderFlag::REPLY.bits(), size] {
+    for field in [request, VERSION | flags, size] {
         bytes.extend_from_slice(&field.to_ne_bytes());
     }
     bytes.extend_from_slice(body);
@@ -343,6 +396,10 @@ impl Reader<'_> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*head)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_ne_bytes)
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -361,6 +418,19 @@ impl Reader<'_> {
         let (index, flags) = (self.u32()?, self.u32()?);
         let addr = RingAddr { flags, desc: self.u64()?, used: self.u64()?, avail: self.u64()? };
         Some(Message::SetRingAddr { index, addr })
+    }
+
+    fn config_range(&mut self) -> Option<ConfigRange> {
+        Some(ConfigRange { offset: self.u32()?, size: self.u32()?, flags: self.u32()? })
+    }
+
+    fn inflight_area(&mut self) -> Option<InflightArea> {
+        Some(InflightArea {
+            mmap_size: self.u64()?,
+            mmap_offset: self.u64()?,
+            queues: self.u16()?,
+            queue_size: self.u16()?,
+        })
     }
 
     fn region(&mut self) -> Option<RegionSpec> {

@@ -5,12 +5,14 @@
 mod common;
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 use common::*;
 use proptest::prelude::*;
 use testkit::frontend::request::*;
-use testkit::frontend::{NEED_REPLY, NO_FD, Region, VERSION, message, protocol};
+use testkit::frontend::{NEED_REPLY, NO_FD, Region, VERSION, inflight_body, message, protocol};
+use vhost_session::DeviceSpec;
 
 /// Rings of the device under test, and an index that does not exist.
 const RINGS: u32 = 4;
@@ -33,17 +35,45 @@ enum Op {
     Remove(usize),
     Status(u64),
     Reset,
+    /// Queues and their size.
+    GetInflight(u16, u16),
+    SetInflight(Area),
+    /// Offset and length.
+    GetConfig(u32, u32),
+    SetConfig(u32, u32, u32),
+    Backend(Fd),
     Get(u32),
     /// Any request with any body.
     Any(u32, Vec<u8>, bool),
+}
+
+/// What SET_INFLIGHT_FD says.
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    queues: u16,
+    size: u16,
+    offset: u64,
+    /// Bytes said to be there.
+    length: u64,
+    /// A memfd of 4096 bytes, or a pipe.
+    memfd: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Fd {
     Event,
     Pipe,
+    Socket,
     None,
 }
+
+/// A device that has everything.
+fn everything() -> DeviceSpec {
+    DeviceSpec { config_size: 10, inflight: true, ..spec() }
+}
+
+/// What it offers.
+const OFFERED: u64 = protocol::NET | protocol::BLOCK;
 
 /// Two regions: rings 0 and 1 lie in the first, 2 and 3 in the second.
 fn regions() -> &'static [Region; 2] {
@@ -74,6 +104,11 @@ impl Op {
             Op::Remove(_) => REM_MEM_REG,
             Op::Status(_) => SET_STATUS,
             Op::Reset => RESET_DEVICE,
+            Op::GetInflight(..) => GET_INFLIGHT_FD,
+            Op::SetInflight(_) => SET_INFLIGHT_FD,
+            Op::GetConfig(..) => GET_CONFIG,
+            Op::SetConfig(..) => SET_CONFIG,
+            Op::Backend(_) => SET_BACKEND_REQ_FD,
             Op::Get(request) | Op::Any(request, ..) => *request,
         }
     }
@@ -94,15 +129,33 @@ impl Op {
             Op::GetBase(queue) => pair(*queue, 0).to_vec(),
             Op::Table(..) => table(&self.table()),
             Op::Add(which) | Op::Remove(which) => single(&regions()[*which]),
-            Op::Reset | Op::Get(_) => vec![],
+            Op::Reset | Op::Get(_) | Op::Backend(_) => vec![],
+            Op::GetInflight(queues, size) => inflight_body(0, 0, *queues, *size),
+            Op::SetInflight(Area { queues, size, offset, length, .. }) => {
+                inflight_body(*length, *offset, *queues, *size)
+            }
+            Op::GetConfig(offset, size) => [*offset, *size, 0].map(u32::to_ne_bytes).concat(),
+            Op::SetConfig(offset, size, flags) => {
+                let head = [*offset, *size, *flags].map(u32::to_ne_bytes).concat();
+                [head, vec![7; (*size).min(100) as usize]].concat()
+            }
             Op::Any(_, body, _) => body.clone(),
         }
     }
 
     fn fds(&self) -> Vec<OwnedFd> {
         match self {
-            Op::Kick(_, Fd::Event) | Op::Call(_, Fd::Event) | Op::Any(_, _, true) => event(),
-            Op::Kick(_, Fd::Pipe) | Op::Call(_, Fd::Pipe) => pipe(),
+            Op::Kick(_, fd) | Op::Call(_, fd) | Op::Backend(fd) => match fd {
+                Fd::Event => event(),
+                Fd::Pipe => pipe(),
+                Fd::Socket => vec![UnixStream::pair().unwrap().0.into()],
+                Fd::None => vec![],
+            },
+            Op::Any(_, _, true) => event(),
+            Op::SetInflight(Area { memfd: true, .. }) => {
+                vec![sys::memfd("inflight", 4096, false).unwrap()]
+            }
+            Op::SetInflight(_) => pipe(),
             Op::Table(..) => fds(&self.table()),
             Op::Add(which) => fds(&[&regions()[*which]]),
             _ => vec![],
@@ -126,7 +179,7 @@ fn ops() -> impl Strategy<Value = Op> {
     let base = prop_oneof![4 => Just(0u32), 1 => Just(0x8000), 1 => Just(0x1_0000)];
     prop_oneof![
         2 => features.prop_map(Op::Features),
-        1 => prop_oneof![10 => Just(protocol::NET), 1 => Just(0), 2 => Just(1 << 30)].prop_map(Op::Protocol),
+        1 => prop_oneof![10 => Just(OFFERED), 1 => Just(0), 2 => Just(1 << 30)].prop_map(Op::Protocol),
         4 => (queue(), size).prop_map(|(q, v)| Op::Num(q, v)),
         2 => (queue(), base).prop_map(|(q, v)| Op::Base(q, v)),
         6 => (queue(), prop_oneof![9 => Just(0), 1 => Just(1)], prop_oneof![8 => Just(0), 1 => 0..3u64])
@@ -140,11 +193,43 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => (0..2usize).prop_map(Op::Remove),
         1 => prop_oneof![Just(0), Just(0xfu64), Just(0x100)].prop_map(Op::Status),
         1 => Just(Op::Reset),
+        1 => (rings(), sizes()).prop_map(|(queues, size)| Op::GetInflight(queues, size)),
+        5 => area().prop_map(Op::SetInflight),
+        1 => (0..12u32, prop_oneof![6 => 0..12u32, 1 => Just(250), 1 => Just(u32::MAX)])
+            .prop_map(|(o, s)| Op::GetConfig(o, s)),
+        1 => (0..12u32, prop_oneof![6 => 0..4u32, 1 => Just(u32::MAX)], 0..3u32)
+            .prop_map(|(o, s, f)| Op::SetConfig(o, s, f)),
+        1 => prop_oneof![Just(Fd::Socket), Just(Fd::Event), Just(Fd::Pipe)].prop_map(Op::Backend),
         2 => prop_oneof![Just(GET_FEATURES), Just(GET_STATUS), Just(GET_MAX_MEM_SLOTS)]
             .prop_map(Op::Get),
         1 => (0..50u32, prop::collection::vec(any::<u8>(), 0..64), any::<bool>())
             .prop_map(|(r, b, f)| Op::Any(r, b, f)),
     ]
+}
+
+fn rings() -> impl Strategy<Value = u16> {
+    prop_oneof![4 => Just(4u16), 2 => 1..4u16, 1 => Just(0), 1 => Just(5)]
+}
+
+fn sizes() -> impl Strategy<Value = u16> {
+    prop_oneof![4 => 16..18u16, 1 => Just(15), 1 => Just(0), 1 => Just(32769)]
+}
+
+fn area() -> impl Strategy<Value = Area> {
+    let offset = prop_oneof![8 => Just(0u64), 2 => Just(8), 1 => Just(4), 1 => Just(1 << 20)];
+    let off = prop_oneof![6 => Just(0i64), 2 => Just(-1), 1 => Just(i64::MAX)];
+    (rings(), sizes(), offset, off, any::<bool>(), prop::bool::weighted(0.9)).prop_map(
+        |(queues, size, offset, off, packed, memfd)| {
+            let length = (u64::from(queues) * room(packed, size)).saturating_add_signed(off);
+            Area { queues, size, offset, length, memfd }
+        },
+    )
+}
+
+/// Bytes of the region of one queue, from the specification: header, entries, in whole lines of 64 bytes.
+fn room(packed: bool, size: u16) -> u64 {
+    let (header, entry) = if packed { (32, 32) } else { (16, 16) };
+    (header + entry * u64::from(size)).next_multiple_of(64)
 }
 
 /// What the model knows of a ring.
@@ -165,6 +250,9 @@ struct Model {
     rings: Vec<Ring>,
     /// Whether each of the two regions is in the table.
     table: [bool; 2],
+    disk: bool,
+    /// Queues, their size, and how many bytes are mapped.
+    inflight: Option<(u16, u16, u64)>,
 }
 
 impl Model {
@@ -176,7 +264,16 @@ impl Model {
             features: 0,
             rings: vec![Ring::default(); RINGS as usize],
             table: [false; 2],
+            disk: false,
+            inflight: None,
         }
+    }
+
+    /// Whether the ring, which can run, has room for its requests in flight.
+    fn roomy(&self, queue: usize) -> bool {
+        let Some((queues, size, mapped)) = self.inflight else { return true };
+        let end = (queue as u64 + 1) * room(self.packed(), size);
+        queue < queues.into() && self.rings[queue].size <= size.into() && end <= mapped
     }
 
     fn packed(&self) -> bool {
@@ -218,7 +315,7 @@ impl Model {
     fn settle(&mut self, queue: usize) -> bool {
         let fine = !self.rings[queue].kicked
             || !self.complete(queue)
-            || (self.sound(queue) && self.covered(queue, self.table));
+            || (self.sound(queue) && self.covered(queue, self.table) && self.roomy(queue));
         if !fine {
             self.rings[queue].kicked = false;
         }
@@ -238,7 +335,7 @@ impl Model {
         let queue = index.unwrap_or(0) as usize;
         match op {
             Op::Features(bits) => {
-                let offered = spec().features | 1 << 30;
+                let offered = everything().features | 1 << 30;
                 let fine = bits & !offered == 0 && (!self.any_running() || *bits == self.features);
                 if fine {
                     self.features = *bits;
@@ -246,11 +343,12 @@ impl Model {
                 fine
             }
             Op::Protocol(bits) => {
-                let fine = bits & !protocol::NET == 0;
+                let fine = bits & !OFFERED == 0;
                 if fine {
                     self.reply_ack = bits & protocol::REPLY_ACK != 0;
                     self.slots = bits & protocol::CONFIGURE_MEM_SLOTS != 0;
                     self.status = bits & protocol::STATUS != 0;
+                    self.disk = bits & protocol::CONFIG != 0;
                 }
                 fine
             }
@@ -276,7 +374,7 @@ impl Model {
                 self.rings[queue].place = Some(*place);
                 self.settle(queue)
             }
-            Op::Kick(_, Fd::Pipe) | Op::Call(_, Fd::Pipe) => false,
+            Op::Kick(_, Fd::Pipe | Fd::Socket) | Op::Call(_, Fd::Pipe | Fd::Socket) => false,
             Op::Kick(..) => {
                 if self.running(queue) {
                     self.rings[queue].base = STOPPED_AT;
@@ -301,10 +399,7 @@ impl Model {
                     !ring.kicked || !described || (self.covered(queue, table) && self.sound(queue))
                 });
                 let fine = table != [false; 2] && fits;
-                if fine {
-                    self.change(table);
-                }
-                fine
+                fine && self.change(table)
             }
             Op::Add(which) => {
                 let mut table = self.table;
@@ -329,6 +424,24 @@ impl Model {
                 self.reset();
                 true
             }
+            Op::GetInflight(queues, size) => self.disk && sane(*queues, *size),
+            Op::SetInflight(Area { queues, size, offset, length, memfd }) => {
+                let needed = u64::from(*queues) * room(self.packed(), *size);
+                let fits = *memfd && offset + needed <= 4096;
+                let said = *length >= needed && offset % 8 == 0;
+                let fine = self.disk && !self.any_running() && sane(*queues, *size) && said && fits;
+                if fine {
+                    self.inflight = Some((*queues, *size, needed));
+                }
+                fine
+            }
+            Op::GetConfig(offset, size) => {
+                self.disk && *size > 0 && u64::from(*offset) + u64::from(*size) <= 256
+            }
+            Op::SetConfig(offset, size, flags) => {
+                self.disk && *flags < 2 && (*offset, *size) == (0, 1)
+            }
+            Op::Backend(fd) => self.disk && matches!(fd, Fd::Socket),
             Op::Get(GET_STATUS) => self.status,
             Op::Get(GET_MAX_MEM_SLOTS) => self.slots,
             Op::Get(_) => true,
@@ -348,7 +461,9 @@ impl Model {
         for queue in 0..self.rings.len() {
             let kicked = self.rings[queue].kicked && self.complete(queue);
             // Misalignment, size and descriptor area come before coverage, which is only a reason to wait.
-            if kicked && (!self.sound(queue) && self.blames(queue)) {
+            let runs = self.sound(queue) && self.covered(queue, self.table);
+            let wrong = !self.sound(queue) && self.blames(queue) || runs && !self.roomy(queue);
+            if kicked && wrong {
                 self.rings[queue].kicked = false;
                 fine = false;
             }
@@ -365,7 +480,13 @@ impl Model {
 
     fn reset(&mut self) {
         self.rings.fill(Ring::default());
+        self.inflight = None;
     }
+}
+
+/// Whether a device of four rings may have so many, of this size.
+fn sane(queues: u16, size: u16) -> bool {
+    (1..=4).contains(&queues) && (1..=32768).contains(&size)
 }
 
 /// Requests that are answered without being asked to acknowledge.
@@ -376,6 +497,7 @@ fn answers_itself(request: u32) -> bool {
         GET_QUEUE_NUM,
         GET_VRING_BASE,
         GET_CONFIG,
+        GET_INFLIGHT_FD,
         GET_MAX_MEM_SLOTS,
         GET_STATUS,
         IOTLB_MSG,
@@ -396,11 +518,11 @@ proptest! {
         start in prop_oneof![Just(SPLIT), Just(PACKED)],
         ops in prop::collection::vec((ops(), prop::bool::weighted(0.97)), 1..80),
     ) {
-        let mut host = Host::new();
-        host.negotiate(start);
+        let mut host = Host::with(everything());
+        host.negotiate_with(start, OFFERED);
         let mut model = Model::new();
         model.features = start;
-        (model.reply_ack, model.slots, model.status) = (true, true, true);
+        (model.reply_ack, model.slots, model.status, model.disk) = (true, true, true, true);
         for (op, need_reply) in ops {
             if matches!(op, Op::Any(..)) {
                 continue;
@@ -411,7 +533,10 @@ proptest! {
             let granted = model.apply(&op);
             let sent: Vec<&String> = log.iter().filter(|line| line.starts_with("send")).collect();
             let acked = need_reply && model.reply_ack;
-            if answers_itself(request) {
+            if request == GET_CONFIG {
+                prop_assert_eq!(sent.len(), 1);
+                prop_assert_eq!(granted, sent[0] != "send 24 []", "{:?} {:?}", op, log);
+            } else if answers_itself(request) {
                 prop_assert_eq!(granted, sent.len() == 1, "{:?} {:?}", op, log);
             } else if granted {
                 let expect: Vec<String> =
@@ -420,7 +545,10 @@ proptest! {
             } else if acked {
                 prop_assert_eq!(sent, [&format!("send {request} 1")], "{:?} {:?}", op, log);
             }
-            prop_assert_eq!(host.closed, !granted && (answers_itself(request) || !acked));
+            // Refusals for which the guest may be to blame cost it nothing.
+            let ends = ![GET_CONFIG, SET_CONFIG].contains(&request);
+            let cannot_say = answers_itself(request) || !acked;
+            prop_assert_eq!(host.closed, !granted && cannot_say && ends, "{:?} {:?}", op, log);
             if host.closed {
                 prop_assert!(host.session.poll().is_none());
                 prop_assert_eq!(host.session.wanted(), 0);
@@ -429,6 +557,11 @@ proptest! {
             let running: Vec<u16> = host.session.running().collect();
             let expect: Vec<u16> = (0..4).filter(|q| model.running(usize::from(*q))).collect();
             prop_assert_eq!(running, expect, "{:?} {:?}", op, log);
+            if let Some(setup) = host.last_start.take() {
+                let told = setup.inflight.map(|area| area.len() as u64);
+                let known = model.inflight.map(|(_, size, _)| room(model.packed(), size));
+                prop_assert_eq!(told, known, "{:?} {:?}", op, log);
+            }
         }
     }
 
@@ -438,8 +571,11 @@ proptest! {
         ops in prop::collection::vec((ops(), prop::bool::weighted(0.9)), 1..20),
         cuts in prop::collection::vec(1..40usize, 1..20),
     ) {
-        let mut whole = Host::new();
-        let mut cut = Host::new();
+        let mut whole = Host::with(everything());
+        let mut cut = Host::with(everything());
+        for host in [&mut whole, &mut cut] {
+            host.negotiate_with(SPLIT, OFFERED);
+        }
         let mut cuts = cuts.iter().cycle();
         for (op, need_reply) in ops {
             let flags = VERSION | if need_reply { NEED_REPLY } else { 0 };

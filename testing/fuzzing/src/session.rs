@@ -3,13 +3,16 @@
 #![expect(clippy::expect_used, reason = "a fuzz target reports by panicking")]
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
 use guestmem::GuestMemory;
 use sys::EventFd;
 use testkit::frontend::{REPLY, VERSION, message};
-use vhost_session::{Action, DeviceSpec, Session};
+use vhost_session::{Action, ConfigRefused, DeviceSpec, Session};
+use virtqueue::region_bytes;
 
 use crate::bytes::Bytes;
 
@@ -25,7 +28,7 @@ const REQUESTS: u8 = 47;
 pub fn run(data: &[u8]) {
     let mut input = Bytes(data);
     let features = 1 << 28 | 1 << 29 | 1 << 32 | 1 << 34;
-    let spec = DeviceSpec { config: vec![1; 24], ..DeviceSpec::net(features, 2) };
+    let spec = DeviceSpec { config_size: 24, inflight: true, ..DeviceSpec::net(features, 2) };
     let mut host = Host { session: Session::new(spec), running: Vec::new(), closed: false };
     while !input.is_empty() {
         let fds = descriptors(&mut input);
@@ -54,7 +57,7 @@ impl Host {
         while let Some(action) = self.session.poll() {
             assert!(!self.closed, "{action:?} after the end");
             match action {
-                Action::Send(bytes) => check_reply(&bytes),
+                Action::Send(bytes, _) => check_reply(&bytes),
                 Action::Map(regions) => {
                     self.expect_silence();
                     self.session.mapped(GuestMemory::map(&regions).map(Arc::new));
@@ -65,6 +68,26 @@ impl Host {
                     // What a session says is in memory is there.
                     let queue = virtqueue::Queue::new(&setup.mem, &setup.config);
                     assert!(queue.is_ok(), "{:?}: {:?}", setup.config, queue.err());
+                    let needed = region_bytes(setup.config.packed, setup.config.size);
+                    assert!(setup.inflight.is_none_or(|area| area.len() >= needed as usize));
+                }
+                Action::MakeInflight { size } => {
+                    self.expect_silence();
+                    let none = || io::Error::from(io::ErrorKind::OutOfMemory);
+                    let made = input.u8() & 1 == 0;
+                    let made = if made { sys::memfd("fuzz", size, false) } else { Err(none()) };
+                    self.session.inflight_made(made);
+                }
+                Action::ReadConfig => {
+                    self.expect_silence();
+                    self.session.config_read(&[1; 20]);
+                }
+                Action::WriteConfig { offset, bytes } => {
+                    self.expect_silence();
+                    assert!(!bytes.is_empty() && offset as usize + bytes.len() <= 24);
+                    let refused = || ConfigRefused { reason: "this one is not written".into() };
+                    let written = (input.u8() & 1 == 0).then_some(()).ok_or_else(refused);
+                    self.session.config_written(written);
                 }
                 Action::Stop { queue } => {
                     let at = self.running.iter().position(|other| *other == queue);
@@ -101,13 +124,14 @@ fn take(input: &mut Bytes<'_>, count: usize) -> Vec<u8> {
     (0..count).map(|_| input.u8()).collect()
 }
 
-/// Up to three descriptors: eventfds, guest memory, something else.
+/// Up to three descriptors: eventfds, memory, something else, sockets.
 fn descriptors(input: &mut Bytes<'_>) -> Vec<OwnedFd> {
-    static FILES: OnceLock<[OwnedFd; 3]> = OnceLock::new();
+    static FILES: OnceLock<[OwnedFd; 4]> = OnceLock::new();
     let files = FILES.get_or_init(|| {
         let memory = sys::memfd("fuzz", MEMORY, false).expect("a memfd");
         let null = File::open("/dev/null").expect("/dev/null");
-        [EventFd::new().expect("an eventfd").into(), memory, null.into()]
+        let (socket, _) = UnixStream::pair().expect("a socket");
+        [EventFd::new().expect("an eventfd").into(), memory, null.into(), socket.into()]
     });
     let choice = input.u8();
     (0..(choice & 3))

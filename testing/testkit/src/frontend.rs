@@ -22,6 +22,7 @@
 //! [`Frontend::set_timeout`] says.  **Failure.** [`FrontendError`]; a front end that met one is of no more use, except
 //! after [`FrontendError::Refused`].
 
+mod block;
 mod memory;
 mod wire;
 
@@ -35,8 +36,11 @@ use std::time::{Duration, Instant};
 use sys::EventFd;
 use sys::scm;
 
+pub use block::{BackendRequests, Inflight, inflight_body};
 pub use memory::{Pages, Region, SharedMemory};
-pub use wire::{NEED_REPLY, NO_FD, REPLY, VERSION, feature, message, protocol, request};
+pub use wire::{
+    NEED_REPLY, NO_FD, REPLY, VERSION, backend_request, feature, message, protocol, request,
+};
 
 use crate::driver::DriverQueue;
 
@@ -392,8 +396,15 @@ impl Frontend {
     /// # Errors
     /// See [`FrontendError`].
     pub fn receive(&mut self) -> Result<Reply, FrontendError> {
+        self.receive_after(&[])
+    }
+
+    /// The next reply, whose first bytes (not all of its header) have been read.
+    fn receive_after(&mut self, first: &[u8]) -> Result<Reply, FrontendError> {
         let mut header = [0; 12];
-        self.socket.read_exact(&mut header).map_err(closed)?;
+        let (begun, rest) = header.split_at_mut(first.len());
+        begun.copy_from_slice(first);
+        self.socket.read_exact(rest).map_err(closed)?;
         let [request, flags, size] = [0, 4, 8].map(|at| {
             let mut raw = [0; 4];
             raw.copy_from_slice(&header[at..at + 4]);

@@ -14,12 +14,12 @@ use virtqueue::MAX_QUEUE_SIZE;
 use super::ring::{Kick, Ring};
 use super::{Action, MAX_REGIONS, Memory, Pending, Session, Then, Work, guest_features};
 use crate::SessionFault;
-use crate::message::{MAX_CONFIG, Message, RingAddr, RingFdKind, RingState, reply};
+use crate::message::{Message, RingAddr, RingFdKind, RingState, reply};
 
 /// Least MTU of IPv4 (RFC 791), which virtio takes over (virtio 1.3, 5.1.4.1).
 const MIN_MTU: u16 = 68;
 
-type Handled = Result<(), SessionFault>;
+pub(super) type Handled = Result<(), SessionFault>;
 
 impl Session {
     /// Handles a request whose form is right.
@@ -34,9 +34,10 @@ impl Session {
             }
             Message::GetMaxMemSlots => self.get_max_mem_slots(pending),
             Message::GetStatus => self.get_status(pending),
-            Message::GetConfig { offset, size, flags } => {
-                self.get_config(pending, offset, size, flags)
-            }
+            Message::GetConfig(range) => self.get_config(pending, range),
+            Message::SetConfig(range, bytes) => self.set_config(pending, range, bytes),
+            Message::GetInflight(area, padding) => self.get_inflight(pending, area, padding),
+            Message::SetInflight(area, fd) => self.set_inflight(pending, area, fd),
             Message::GetRingBase(state) => self.get_ring_base(pending, state),
             Message::SetMemTable(regions) => self.set_mem_table(pending, regions),
             Message::AddMemReg(region, fd) => self.add_mem_reg(pending, region, fd),
@@ -76,10 +77,7 @@ impl Session {
                 self.out.push_back(Action::Rarp(mac));
             }),
             Message::SetMtu(mtu) => self.set_mtu(mtu),
-            Message::SetConfig => {
-                self.need(request, Protocol::CONFIG)?;
-                Err(SessionFault::ConfigReadOnly)
-            }
+            Message::SetBackendFd(fd) => self.set_backend_fd(fd),
             _ => Err(SessionFault::NotNegotiated { request }),
         }
     }
@@ -233,7 +231,7 @@ impl Session {
         let mut body = u32::from(queue).to_ne_bytes().to_vec();
         body.extend_from_slice(&position.to_ne_bytes());
         self.out.push_back(Action::Forget { queue });
-        self.out.push_back(Action::Send(reply(pending.request.into(), &body)));
+        self.send(reply(pending.request.into(), &body));
     }
 
     fn set_mem_table(&mut self, pending: Pending, regions: Vec<(RegionSpec, OwnedFd)>) -> Handled {
@@ -321,22 +319,6 @@ impl Session {
         }
     }
 
-    /// GET_CONFIG.  Bytes behind the end of the space this device has read as zero: front ends ask for as much as the
-    /// structure they were compiled with.
-    fn get_config(&mut self, pending: Pending, offset: u32, size: u32, flags: u32) -> Handled {
-        self.need(pending.request, Protocol::CONFIG)?;
-        let end = offset.checked_add(size).filter(|end| size > 0 && *end <= MAX_CONFIG);
-        let Some(end) = end else { return Err(SessionFault::BadConfig { offset, size }) };
-        let mut body = Vec::with_capacity(12 + size as usize);
-        for field in [offset, size, flags] {
-            body.extend_from_slice(&field.to_ne_bytes());
-        }
-        let byte = |at: u32| self.spec.config.get(at as usize).copied().unwrap_or(0);
-        body.extend((offset..end).map(byte));
-        self.out.push_back(Action::Send(reply(pending.request.into(), &body)));
-        Ok(())
-    }
-
     fn disable_all(&mut self) {
         for queue in 0..self.spec.rings {
             self.enable(queue, false);
@@ -364,7 +346,7 @@ impl Session {
     }
 
     /// For requests that need a protocol feature to have been negotiated.
-    fn need(&self, request: FrontendReq, feature: Protocol) -> Handled {
+    pub(super) fn need(&self, request: FrontendReq, feature: Protocol) -> Handled {
         if self.negotiated(feature) { Ok(()) } else { Err(SessionFault::NotNegotiated { request }) }
     }
 

@@ -1,9 +1,9 @@
 //! One vhost-user connection as a state machine: bytes and descriptors in, actions out.
 //!
 //! The host reads at most [`wanted`](Session::wanted) bytes from the socket, gives them to [`input`](Session::input) and
-//! carries out what [`poll`](Session::poll) says, in order, until it says nothing more.  Two actions need an answer,
-//! [`Action::Map`] and [`Action::Stop`]; never more than one of them is outstanding, and nothing else happens before it is
-//! answered.
+//! carries out what [`poll`](Session::poll) says, in order, until it says nothing more.  Some actions need an answer:
+//! [`Action::Map`], [`Action::Stop`], [`Action::MakeInflight`], [`Action::ReadConfig`] and [`Action::WriteConfig`].  Never
+//! more than one of them is outstanding, and nothing else happens before it is answered.
 //!
 //! **Rings.** A ring is *kicked* by SET_VRING_KICK and stays so until GET_VRING_BASE or a reset.  A kicked ring *runs*
 //! (the device was told to start it) as soon as it is described in full and its memory is there; a change of the memory
@@ -12,24 +12,35 @@
 //! **Memory.** A new table is mapped before anything is stopped: a table that is refused disturbs nothing, and the rings
 //! stand still only for the exchange.
 //!
-//! **Reset.** RESET_DEVICE and status 0 stop all rings and forget their description.  Memory table, features and the
-//! call and error descriptors stay: QEMU tells again only what has changed since.
+//! **Requests in flight.** GET_INFLIGHT_FD gives the front end memory and changes nothing here; SET_INFLIGHT_FD brings
+//! it, or what a predecessor gave, and each queue that starts from then on has its region.  Regions are of the size that
+//! the front end allowed for: a driver may make its rings smaller than that.
+//!
+//! **Configuration space.** It is the device's: reads and writes go there.  A write that the device or the session
+//! refuses is passed over if no acknowledgement was asked for, because front ends pass on what their guests write, and
+//! a guest's mistake must not take its disk away.
+//!
+//! **Reset.** RESET_DEVICE and status 0 stop all rings and forget their description, and where their requests in flight
+//! are written down: new rings need new regions.  Memory table, features and the call and error descriptors stay: QEMU
+//! tells again only what has changed since.
 //!
 //! **Refusals.** A request that cannot be granted is answered with failure where the protocol has a way to say so, and
 //! changes nothing.  Where it has none, the session ends: a front end must not go on believing it was obeyed.
 //!
-//! **Not offered, and where they would go:** dirty logging (LOG_SHMFD: SET_LOG_BASE maps the log as a region of its own
+//! **Not offered, and where it would go:** dirty logging (LOG_SHMFD: SET_LOG_BASE maps the log as a region of its own
 //! next to the memory table, `VHOST_VRING_F_LOG` becomes a field of the ring, and SET_FEATURES and SET_VRING_ADDR become legal on
-//! running rings for those bits alone) and in-flight tracking (INFLIGHT_SHMFD: the shared area belongs to the session and
-//! goes to the device with each [`QueueSetup`]).
+//! running rings for those bits alone).
 
+mod config;
 mod handle;
 mod inbox;
+mod inflight;
 mod ring;
 
 use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, MapError, RegionFile, RegionSpec};
@@ -41,8 +52,9 @@ use virtio_bindings::virtio_config::VIRTIO_F_ACCESS_PLATFORM;
 
 use crate::SessionFault;
 use crate::device::{DeviceSpec, QueueSetup};
-use crate::message::{Answer, MAX_CONFIG, Message, answer, reply};
+use crate::message::{Answer, ConfigRange, InflightArea, MAX_CONFIG, Message, answer, reply};
 use inbox::{Frame, Inbox};
+use inflight::Inflight;
 use ring::{Kick, Ring};
 
 /// Most regions of a memory table, as QEMU has it: the kernel's limit of 512 memory slots less its own.
@@ -55,9 +67,9 @@ const FAILED: u64 = 0x101;
 /// What the host has to do next.
 #[derive(Debug)]
 pub enum Action {
-    /// Send these bytes to the front end.
-    Send(Vec<u8>),
-    /// Map this memory table; answer with [`Session::mapped`].
+    /// Send these bytes to the front end, the descriptor attached to the first of them.
+    Send(Vec<u8>, Option<OwnedFd>),
+    /// Map this memory, a memory table or where requests in flight are written down; answer with [`Session::mapped`].
     Map(Vec<(RegionSpec, RegionFile)>),
     /// Start a queue.  If that fails, say so with [`Session::not_started`], which ends the session.
     Start(QueueSetup),
@@ -85,6 +97,22 @@ pub enum Action {
         /// Whether it is enabled now.
         on: bool,
     },
+    /// Make memory to share with the front end, all zero; answer with [`Session::inflight_made`].
+    MakeInflight {
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// Read the whole configuration space; answer with [`Session::config_read`].
+    ReadConfig,
+    /// Write to the configuration space; answer with [`Session::config_written`].
+    WriteConfig {
+        /// First byte.
+        offset: u32,
+        /// What to write, at least one byte.
+        bytes: Vec<u8>,
+    },
+    /// Changes of the configuration space are told on this Unix stream socket from now on, and on no earlier one.
+    Backend(UnixStream),
     /// These virtio features have been negotiated.
     Features(u64),
     /// The guest was told this MTU.
@@ -118,9 +146,37 @@ enum Work {
     #[default]
     Idle,
     /// A new memory table to be mapped.  `covering`: it must cover every kicked ring.
-    Mapping { pending: Pending, regions: Vec<(RegionSpec, RegionFile)>, covering: bool },
+    Mapping {
+        pending: Pending,
+        regions: Vec<(RegionSpec, RegionFile)>,
+        covering: bool,
+    },
+    /// An area for requests in flight to be mapped.
+    MappingInflight {
+        pending: Pending,
+        area: InflightArea,
+    },
+    /// An area for requests in flight to be made.
+    MakingInflight {
+        pending: Pending,
+        area: InflightArea,
+        padding: usize,
+    },
+    /// The configuration space to be read, or written.
+    ReadingConfig {
+        pending: Pending,
+        range: ConfigRange,
+    },
+    WritingConfig {
+        pending: Pending,
+    },
     /// A ring to be stopped, then `rest`, then something to be done.
-    Stopping { pending: Pending, current: u16, rest: Vec<u16>, then: Then },
+    Stopping {
+        pending: Pending,
+        current: u16,
+        rest: Vec<u16>,
+        then: Then,
+    },
 }
 
 /// What follows when rings have been stopped.
@@ -148,6 +204,7 @@ pub struct Session {
     status: u8,
     rings: Vec<Ring>,
     memory: Memory,
+    inflight: Option<Inflight>,
     inbox: Inbox,
     out: VecDeque<Action>,
     work: Work,
@@ -159,7 +216,7 @@ impl Session {
     #[must_use]
     pub fn new(mut spec: DeviceSpec) -> Session {
         spec.rings = spec.rings.clamp(1, MAX_RINGS);
-        spec.config.truncate(MAX_CONFIG as usize);
+        spec.config_size = spec.config_size.min(MAX_CONFIG as u16);
         let own = VhostUserVirtioFeatures::all().bits();
         let offered = spec.features & !own & !(1 << VIRTIO_F_ACCESS_PLATFORM)
             | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -171,8 +228,11 @@ impl Session {
         if spec.net {
             protocol |= Protocol::MTU | Protocol::RARP;
         }
-        if !spec.config.is_empty() {
-            protocol |= Protocol::CONFIG;
+        if spec.config_size > 0 {
+            protocol |= Protocol::CONFIG | Protocol::BACKEND_REQ;
+        }
+        if spec.inflight {
+            protocol |= Protocol::INFLIGHT_SHMFD;
         }
         Session {
             rings: (0..spec.rings).map(|_| Ring::default()).collect(),
@@ -184,6 +244,7 @@ impl Session {
             protocol: 0,
             status: 0,
             memory: Memory::default(),
+            inflight: None,
             inbox: Inbox::default(),
             out: VecDeque::new(),
             work: Work::Idle,
@@ -239,6 +300,7 @@ impl Session {
                 Ok(mem) => self.exchange(pending, regions, mem, covering),
                 Err(err) => self.conclude(pending, Err(err.into())),
             },
+            Work::MappingInflight { pending, area } => self.use_inflight(pending, area, result),
             other => self.work = other,
         }
     }
@@ -317,6 +379,7 @@ impl Session {
             Then::Restart => {}
             Then::Reset => {
                 self.rings.iter_mut().for_each(Ring::reset);
+                self.inflight = None;
                 self.out.extend((0..self.spec.rings).map(|queue| Action::Forget { queue }));
             }
         }
@@ -394,6 +457,7 @@ impl Session {
             return Ok(());
         }
         let Some(config) = ring.config(queue, features, mem)? else { return Ok(()) };
+        let inflight = self.inflight.as_ref().map(|all| all.region(queue, &config)).transpose()?;
         ring.running = true;
         self.out.push_back(Action::Start(QueueSetup {
             index: queue,
@@ -404,6 +468,7 @@ impl Session {
             kick,
             call: ring.call.clone(),
             enabled: ring.enabled,
+            inflight,
         }));
         Ok(())
     }
@@ -425,16 +490,21 @@ impl Session {
         let ack = need_reply && self.negotiated(Protocol::REPLY_ACK);
         match answer {
             _ if fault.is_fatal() => return self.close(fault),
-            Answer::Ack if ack => self.reply_number(request, 1),
+            Answer::Ack | Answer::AckOrSilence if ack => self.reply_number(request, 1),
             Answer::Result => self.reply_number(request, FAILED),
-            Answer::BodyOrEmpty => self.out.push_back(Action::Send(reply(request, &[]))),
+            Answer::BodyOrEmpty => self.send(reply(request, &[])),
+            Answer::AckOrSilence => {}
             Answer::Ack | Answer::Body => return self.close(fault),
         }
         self.out.push_back(Action::Refused(fault));
     }
 
     fn reply_number(&mut self, request: u32, number: u64) {
-        self.out.push_back(Action::Send(reply(request, &number.to_ne_bytes())));
+        self.send(reply(request, &number.to_ne_bytes()));
+    }
+
+    fn send(&mut self, bytes: Vec<u8>) {
+        self.out.push_back(Action::Send(bytes, None));
     }
 
     fn close(&mut self, fault: SessionFault) {

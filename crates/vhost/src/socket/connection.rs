@@ -10,9 +10,11 @@ use guestmem::GuestMemory;
 use sys::scm::{self, RecvError};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::Door;
+use super::changes::Changes;
+use super::outbox::Outbox;
 use crate::{Action, Device, DeviceSpec, Session, SessionEnd};
 
 /// Most bytes read at once: more than any message but the largest.
@@ -26,8 +28,13 @@ pub(super) async fn run<D: Device>(
     door: &mut Door,
     stop: Pin<&mut (impl Future<Output = ()> + Send)>,
 ) -> SessionEnd {
-    let mut connection =
-        Connection { stream, unsent: Vec::new(), session: Session::new(spec.clone()), device };
+    let mut connection = Connection {
+        stream,
+        unsent: Outbox::default(),
+        session: Session::new(spec.clone()),
+        changes: Changes::new(device.changes()),
+        device,
+    };
     connection.device.connected();
     let Err(end) = connection.converse(door, stop).await;
     let running: Vec<u16> = connection.session.running().collect();
@@ -41,8 +48,9 @@ pub(super) async fn run<D: Device>(
 struct Connection<'d, D> {
     stream: UnixStream,
     /// Replies the socket has not taken yet.  Nothing is read before they are gone.
-    unsent: Vec<u8>,
+    unsent: Outbox,
     session: Session,
+    changes: Changes,
     device: &'d mut D,
 }
 
@@ -61,8 +69,13 @@ impl<D: Device> Connection<'_, D> {
                 biased;
                 () = stop.as_mut() => return Err(SessionEnd::Stopped),
                 fault = self.device.fault() => return Err(fault.into()),
-                done = flush(&self.stream, &mut self.unsent), if !self.unsent.is_empty() => done?,
+                sent = self.unsent.flush(&self.stream), if !self.unsent.is_empty() => {
+                    sent.map_err(SessionEnd::Lost)?;
+                }
                 done = receive(&self.stream, &mut self.session), if self.unsent.is_empty() => done?,
+                err = self.changes.tell(), if self.session.tells_changes() => {
+                    debug!("changes of the configuration space cannot be told: {err}");
+                }
                 () = door.meet(&self.stream) => {}
             }
         }
@@ -70,7 +83,7 @@ impl<D: Device> Connection<'_, D> {
 
     async fn carry_out(&mut self, action: Action, door: &mut Door) -> Result<(), SessionEnd> {
         match action {
-            Action::Send(bytes) => self.unsent.extend_from_slice(&bytes),
+            Action::Send(bytes, fd) => self.unsent.put(bytes, fd),
             Action::Map(regions) => self.session.mapped(GuestMemory::map(&regions).map(Arc::new)),
             Action::Start(setup) => {
                 let queue = setup.index;
@@ -86,6 +99,19 @@ impl<D: Device> Connection<'_, D> {
             Action::Forget { queue } => self.device.forget(queue),
             Action::SetCall { queue, call } => self.device.set_call(queue, call),
             Action::SetEnabled { queue, on } => self.device.set_enabled(queue, on),
+            Action::MakeInflight { size } => {
+                self.session.inflight_made(sys::memfd("inflight", size, false));
+            }
+            Action::ReadConfig => self.session.config_read(&self.device.config()),
+            Action::WriteConfig { offset, bytes } => {
+                self.session.config_written(self.device.write_config(offset, &bytes));
+            }
+            Action::Backend(socket) => {
+                if let Err(err) = self.changes.set_socket(socket) {
+                    let lost = "changes of the configuration space cannot be told";
+                    door.log(|path| warn!(socket = %path.display(), "{lost}: {err}"));
+                }
+            }
             Action::Features(features) => self.device.features(features),
             Action::Mtu(mtu) => self.device.set_mtu(mtu),
             Action::Rarp(mac) => self.device.rarp(mac),
@@ -94,7 +120,7 @@ impl<D: Device> Connection<'_, D> {
             }),
             Action::Close(fault) => {
                 // The front end may want to know what came before; it need not wait for it.
-                let _ = send(&self.stream, &mut self.unsent);
+                let _ = self.unsent.send(&self.stream);
                 return Err(fault.into());
             }
         }
@@ -108,24 +134,9 @@ impl<D: Device> Connection<'_, D> {
             && let Some(fd) = self.session.error_fd(queue)
             && let Err(err) = fd.signal()
         {
-            tracing::debug!(queue, "the error eventfd cannot be signalled: {err}");
+            debug!(queue, "the error eventfd cannot be signalled: {err}");
         }
     }
-}
-
-/// Sends what is to be sent.  Nothing is lost if this future is dropped.
-async fn flush(stream: &UnixStream, unsent: &mut Vec<u8>) -> Result<(), SessionEnd> {
-    stream.writable().await.map_err(SessionEnd::Lost)?;
-    match stream.try_io(Interest::WRITABLE, || send(stream, unsent)) {
-        Err(err) if err.kind() != io::ErrorKind::WouldBlock => Err(SessionEnd::Lost(err)),
-        _ => Ok(()),
-    }
-}
-
-fn send(stream: &UnixStream, unsent: &mut Vec<u8>) -> io::Result<()> {
-    let sent = scm::send(stream, unsent, &[])?;
-    unsent.drain(..sent);
-    Ok(())
 }
 
 /// Receives what the session wants, or part of it.  Nothing is lost if this future is dropped.

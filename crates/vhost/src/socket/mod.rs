@@ -12,8 +12,10 @@
 //! front end that reconnects in a tight loop is slowed down to [`SESSIONS_PER_SECOND`], after a burst that no honest
 //! restart comes near.  Log lines are limited in the same way.
 
+mod changes;
 mod connection;
 mod listen;
+mod outbox;
 mod pace;
 
 use std::future::Future;

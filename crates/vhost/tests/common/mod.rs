@@ -4,13 +4,15 @@
 
 pub(crate) mod port;
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, RegionSpec};
 use sys::EventFd;
 use testkit::frontend::{NEED_REPLY, NO_FD, Pages, Region, VERSION, message, request};
-use vhost_session::{Action, DeviceSpec, Session};
+use vhost_session::{Action, ConfigRefused, DeviceSpec, Session};
 
 /// Where the tests' guest memory is, and how much of it there is.
 pub(crate) const BASE: u64 = 0x10_0000;
@@ -28,6 +30,11 @@ pub(crate) fn spec() -> DeviceSpec {
     DeviceSpec { max_mtu: 9000, ..DeviceSpec::net(features, 2) }
 }
 
+/// A disk of four rings with ten bytes of configuration space.
+pub(crate) fn disk() -> DeviceSpec {
+    DeviceSpec::block(1 << 28 | 1 << 29 | 1 << 32 | 1 << 34, 4, 10)
+}
+
 /// A session and its log.
 pub(crate) struct Host {
     pub(crate) session: Session,
@@ -39,6 +46,13 @@ pub(crate) struct Host {
     pub(crate) last_start: Option<vhost_session::QueueSetup>,
     /// Queues whose position is of no more use, in the order told.
     pub(crate) forgotten: Vec<u16>,
+    /// The configuration space; only its first byte may be written.
+    pub(crate) config: Vec<u8>,
+    /// Descriptors sent, and sockets taken.
+    pub(crate) sent: Vec<OwnedFd>,
+    pub(crate) backends: Vec<UnixStream>,
+    /// There is no memory to share.
+    pub(crate) poor: bool,
     running: Vec<u16>,
 }
 
@@ -55,6 +69,10 @@ impl Host {
             closed: false,
             last_start: None,
             forgotten: Vec::new(),
+            config: (1..=10).collect(),
+            sent: Vec::new(),
+            backends: Vec::new(),
+            poor: false,
             running: Vec::new(),
         }
     }
@@ -97,12 +115,42 @@ impl Host {
 
     fn carry_out(&mut self, action: Action) -> String {
         match action {
-            Action::Send(bytes) => sent(&bytes),
+            Action::Send(bytes, None) => sent(&bytes),
+            Action::Send(bytes, Some(fd)) => {
+                self.sent.push(fd);
+                format!("{} with a descriptor", sent(&bytes))
+            }
             Action::Map(regions) => {
                 self.expect_silence();
                 let result = GuestMemory::map(&regions).map(Arc::new);
                 self.session.mapped(result);
                 format!("map {}", regions.len())
+            }
+            Action::MakeInflight { size } => {
+                self.expect_silence();
+                let memory = sys::memfd("inflight", size, false);
+                let none = || io::Error::from(io::ErrorKind::OutOfMemory);
+                self.session.inflight_made(if self.poor { Err(none()) } else { memory });
+                format!("make {size}")
+            }
+            Action::ReadConfig => {
+                self.expect_silence();
+                self.session.config_read(&self.config);
+                "read config".into()
+            }
+            Action::WriteConfig { offset, bytes } => {
+                self.expect_silence();
+                let refused = || ConfigRefused { reason: "only the first byte".into() };
+                let first = offset == 0 && bytes.len() == 1;
+                if first {
+                    self.config[0] = bytes[0];
+                }
+                self.session.config_written(first.then_some(()).ok_or_else(refused));
+                format!("write config {offset} {bytes:?}")
+            }
+            Action::Backend(socket) => {
+                self.backends.push(socket);
+                "backend".into()
             }
             Action::Start(setup) => {
                 assert!(!self.running.contains(&setup.index), "started twice");
@@ -148,7 +196,10 @@ impl Host {
 
     /// Negotiates these features, with REPLY_ACK and memory slots.
     pub(crate) fn negotiate(&mut self, features: u64) {
-        let protocol = testkit::frontend::protocol::NET;
+        self.negotiate_with(features, testkit::frontend::protocol::NET);
+    }
+
+    pub(crate) fn negotiate_with(&mut self, features: u64, protocol: u64) {
         assert!(self.plain(request::SET_PROTOCOL_FEATURES, &n(protocol), vec![]).is_empty());
         let line = format!("features {:#x}", features & !(1 << 30));
         assert_eq!(self.plain(request::SET_FEATURES, &n(features), vec![]), [line]);
@@ -173,12 +224,17 @@ impl Host {
     pub(crate) fn started(features: u64) -> Host {
         let mut host = Host::new();
         host.negotiate(features);
-        let region = region(BASE, SIZE);
-        let expect = ["map 1", "send 5 0"];
-        assert_eq!(host.acked(request::SET_MEM_TABLE, &table(&[&region]), fds(&[&region])), expect);
+        host.share();
         host.describe(0);
         assert_eq!(host.acked(request::SET_VRING_KICK, &n(0), event()), ["start 0", "send 12 0"]);
         host
+    }
+
+    /// A memory table of one region.
+    pub(crate) fn share(&mut self) {
+        let region = region(BASE, SIZE);
+        let expect = ["map 1", "send 5 0"];
+        assert_eq!(self.acked(request::SET_MEM_TABLE, &table(&[&region]), fds(&[&region])), expect);
     }
 }
 

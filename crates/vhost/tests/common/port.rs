@@ -10,10 +10,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use sys::EventFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use vhost_session::socket::{Endpoint, serve};
-use vhost_session::{Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
-use virtqueue::{Chain, Queue, Used};
+use vhost_session::{ConfigRefused, Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
+use virtqueue::{Chain, Queue, TrackedQueue, Used};
 
 /// How long anything may take before a test gives up on it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,6 +65,10 @@ pub(crate) struct Echo {
     pub(crate) slow: Duration,
     /// Refuse to start this ring.
     pub(crate) broken: Option<u16>,
+    /// Keep requests for ever, if they can be written down.
+    pub(crate) hold: bool,
+    config: Arc<Mutex<Vec<u8>>>,
+    changes: Arc<Notify>,
 }
 
 impl Device for Echo {
@@ -77,13 +81,18 @@ impl Device for Echo {
         self.log.add(format!("features {negotiated:#x}"));
     }
 
-    fn start(&mut self, setup: QueueSetup) -> Result<(), DeviceFault> {
+    fn start(&mut self, mut setup: QueueSetup) -> Result<(), DeviceFault> {
         let index = setup.index;
         let fault = |reason: String| DeviceFault { queue: Some(index), reason };
         if self.broken == Some(index) {
             return Err(fault("this ring is broken".into()));
         }
-        let queue = Queue::new(&setup.mem, &setup.config).map_err(|err| fault(err.to_string()))?;
+        let region = setup.inflight.take();
+        let queue = match region {
+            None => Queue::new(&setup.mem, &setup.config).map(Ring::Plain),
+            Some(_) => TrackedQueue::new(&setup.mem, &setup.config, region).map(Ring::Tracked),
+        };
+        let queue = queue.map_err(|err| fault(err.to_string()))?;
         self.log.add(format!("start {index}"));
         if setup.enabled {
             self.log.add(format!("enabled {index} true"));
@@ -91,7 +100,11 @@ impl Device for Echo {
         let stop = Arc::new(AtomicBool::new(false));
         let call = Arc::new(Mutex::new(setup.call.clone()));
         let (flag, target) = (Arc::clone(&stop), Arc::clone(&call));
-        let thread = thread::spawn(move || echo(queue, &setup, &flag, &target));
+        let hold = self.hold;
+        let thread = thread::spawn(move || match queue {
+            Ring::Plain(queue) => echo(queue, &setup, &flag, &target),
+            Ring::Tracked(queue) => track(queue, &setup, &flag, &target, hold),
+        });
         assert!(self.runners.insert(index, Runner { stop, thread, call }).is_none());
         Ok(())
     }
@@ -119,6 +132,23 @@ impl Device for Echo {
 
     fn set_mtu(&mut self, mtu: u16) {
         self.log.add(format!("mtu {mtu}"));
+    }
+
+    fn config(&mut self) -> Vec<u8> {
+        self.config.lock().unwrap().clone()
+    }
+
+    fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
+        self.log.add(format!("write config {offset} {bytes:?}"));
+        match (offset, bytes) {
+            (0, [byte]) => self.config.lock().unwrap()[0] = *byte,
+            _ => return Err(ConfigRefused { reason: "only the first byte".into() }),
+        }
+        Ok(())
+    }
+
+    fn changes(&self) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.changes))
     }
 
     async fn fault(&mut self) -> DeviceFault {
@@ -162,10 +192,49 @@ fn echo(
     queue.base()
 }
 
+enum Ring {
+    Plain(Queue),
+    Tracked(TrackedQueue),
+}
+
+/// The same for requests that are written down; or keeps them, as a device does that dies meanwhile.
+fn track(
+    mut queue: TrackedQueue,
+    setup: &QueueSetup,
+    stop: &AtomicBool,
+    call: &Mutex<Option<Arc<EventFd>>>,
+    hold: bool,
+) -> u32 {
+    let mut chain = Chain::new();
+    let mut held = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let mut any = false;
+        while let Ok(Some(ticket)) = queue.pop(&setup.mem, &mut chain) {
+            if hold {
+                held.push(ticket);
+            } else {
+                queue.complete(ticket, 0);
+                any = true;
+            }
+        }
+        queue.publish();
+        if any
+            && queue.queue().should_notify()
+            && let Some(call) = &*call.lock().unwrap()
+        {
+            call.signal().unwrap();
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    queue.queue().base()
+}
+
 /// A port that is being served.
 pub(crate) struct Port {
     pub(crate) log: Log,
     pub(crate) faults: mpsc::UnboundedSender<DeviceFault>,
+    pub(crate) config: Arc<Mutex<Vec<u8>>>,
+    pub(crate) changes: Arc<Notify>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -179,15 +248,34 @@ impl Port {
         Port::serve(Endpoint::client(path).unwrap(), |_| {})
     }
 
+    /// A disk of two queues with ten bytes of configuration space.
+    pub(crate) fn disk(path: &Path, adjust: impl FnOnce(&mut Echo)) -> Port {
+        let spec = DeviceSpec::block(1 << 28 | 1 << 29 | 1 << 32 | 1 << 34, 2, 10);
+        Port::serve_as(Endpoint::server(path).unwrap(), spec, adjust)
+    }
+
     pub(crate) fn serve(endpoint: Endpoint, adjust: impl FnOnce(&mut Echo)) -> Port {
+        Port::serve_as(endpoint, spec(), adjust)
+    }
+
+    pub(crate) fn serve_as(
+        endpoint: Endpoint,
+        spec: DeviceSpec,
+        adjust: impl FnOnce(&mut Echo),
+    ) -> Port {
         let log = Log::default();
         let (faults, receiver) = mpsc::unbounded_channel();
+        let config = Arc::new(Mutex::new((1..=10).collect()));
+        let changes = Arc::new(Notify::new());
         let mut device = Echo {
             log: log.clone(),
             runners: HashMap::new(),
             faults: receiver,
             slow: Duration::ZERO,
             broken: None,
+            hold: false,
+            config: Arc::clone(&config),
+            changes: Arc::clone(&changes),
         };
         adjust(&mut device);
         let (stop, stopped) = oneshot::channel::<()>();
@@ -196,11 +284,11 @@ impl Port {
             let stop = async move {
                 let _ = stopped.await;
             };
-            let served = serve(endpoint, spec(), device, stop);
+            let served = serve(endpoint, spec, device, stop);
             let device = runtime.unwrap().block_on(served).expect("the socket is served");
             assert!(device.runners.is_empty());
         });
-        Port { log, faults, stop: Some(stop), thread: Some(thread) }
+        Port { log, faults, config, changes, stop: Some(stop), thread: Some(thread) }
     }
 
     /// Closes the port and waits for it.

@@ -45,6 +45,11 @@ pub mod request {
     }
 }
 
+/// Numbers of the requests a back end makes.
+pub mod backend_request {
+    numbers! { u32; CONFIG_CHANGE_MSG = 2 }
+}
+
 /// Protocol feature bits, as masks.
 pub mod protocol {
     numbers! { u64;
@@ -54,6 +59,15 @@ pub mod protocol {
     }
     /// What QEMU and DPDK ask a network back end for.
     pub const NET: u64 = MQ | RARP | REPLY_ACK | MTU | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    /// What QEMU asks the back end of a disk for.
+    pub const BLOCK: u64 = MQ
+        | REPLY_ACK
+        | BACKEND_REQ
+        | CONFIG
+        | INFLIGHT_SHMFD
+        | RESET_DEVICE
+        | CONFIGURE_MEM_SLOTS
+        | STATUS;
 }
 
 /// Feature bits that concern the transport, as masks.
