@@ -4,6 +4,7 @@ use std::io;
 
 use switch::PortId;
 
+use crate::disk;
 use crate::port::vhost;
 
 /// Why a control call failed.
@@ -56,6 +57,36 @@ pub enum HostError {
         /// The number asked for.
         queues: u16,
     },
+    /// The number of queues of a disk is out of range.
+    #[error("a disk has 1 to {max} queues, not {queues}", max = disk::MAX_QUEUES)]
+    DiskQueues {
+        /// The number asked for.
+        queues: u16,
+    },
+    /// The file of an image cannot be used.
+    #[error("the image of disk {disk} cannot be used")]
+    DiskImage {
+        /// The disk.
+        disk: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// No guest can be shown such a disk.
+    #[error("disk {disk} is not possible")]
+    DiskLook {
+        /// The disk.
+        disk: String,
+        /// The cause.
+        #[source]
+        source: ::disk::config::SpecError,
+    },
+    /// More disks than there are numbers.
+    #[error("there are too many disks")]
+    TooManyDisks,
+    /// No disk with this id.
+    #[error("there is no such disk")]
+    NoSuchDisk,
     /// No port with this id.
     #[error("there is no port {0:?}")]
     NoSuchPort(PortId),

@@ -45,7 +45,7 @@ impl Workers {
     }
 
     /// The best worker for a queue whose memory is on `node` and which is at `home` now.
-    fn choose(&self, node: Option<u16>, home: Option<&Home>) -> u16 {
+    pub(crate) fn choose(&self, node: Option<u16>, home: Option<&Home>) -> u16 {
         let candidate = |worker: &Arc<Shared>| {
             let here = home.is_some_and(|home| home.worker == worker.id);
             let own = u32::from(here && home.is_some_and(|home| home.running));

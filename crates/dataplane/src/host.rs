@@ -5,10 +5,11 @@
 //! stops, the workers acknowledge a port map without it, the switch forgets it; so no frame is
 //! forwarded to it afterwards, and its memory is unmapped here and not on a worker.
 
+mod disks;
 mod load;
 mod routers;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -28,6 +29,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::balance::{Balancer, Move, ONE};
 use crate::counters::QueueCounters;
+use crate::disk::DiskId;
 use crate::error::HostError;
 use crate::homes::{Homes, Workers};
 use crate::port::vhost::config::VhostTask;
@@ -67,6 +69,7 @@ struct Inner {
 struct Tables {
     ports: PortMap,
     sessions: HashMap<PortId, VhostTask>,
+    disks: BTreeMap<DiskId, disks::Entry>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -114,7 +117,9 @@ impl Host {
             let failed = |source| HostError::StartWorker { worker: id, source };
             let node = cpu.and_then(|cpu| topology.as_ref()?.node_of(cpu));
             let shared = Arc::new(Shared::new(id, cpu, node).map_err(failed)?);
-            let thread = spawn(Arc::clone(&shared), Arc::clone(&switch), options.polling, epoch);
+            let (shared_too, switch, runtime) =
+                (Arc::clone(&shared), Arc::clone(&switch), runtime.clone());
+            let thread = spawn(shared_too, switch, options.polling, epoch, runtime);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
         }
@@ -340,8 +345,14 @@ impl Host {
         known.into_iter().map(entry).collect()
     }
 
-    /// Removes all ports and ends the workers.
+    /// Removes all ports and disks and ends the workers.
     pub async fn shutdown(&self) {
+        let disks: Vec<_> = self.0.tables.lock().disks.keys().copied().collect();
+        for id in disks {
+            if let Err(error) = self.remove_disk(id).await {
+                tracing::debug!(%error, "disk was gone already");
+            }
+        }
         let ids: Vec<_> = self.0.tables.lock().ports.iter().map(|port| port.id).collect();
         for id in ids {
             if let Err(error) = self.remove_port(id).await {
@@ -425,6 +436,7 @@ fn spawn(
     switch: Arc<Switch>,
     polling: Profile,
     epoch: Instant,
+    runtime: Handle,
 ) -> io::Result<JoinHandle<()>> {
     if let Some(cpu) = shared.cpu {
         let allowed = sys::affinity::allowed_cpus()?;
@@ -446,7 +458,7 @@ fn spawn(
             tracing::warn!(%error, "naps may take longer than they should");
         }
         // Made here, so that its memory is of the node it runs on: what is touched first is.
-        let (worker, result) = match Worker::new(shared, &switch, polling, epoch) {
+        let (worker, result) = match Worker::new(shared, &switch, polling, epoch, runtime) {
             Ok(worker) => (Some(worker), Ok(())),
             Err(error) => (None, Err(error)),
         };

@@ -15,6 +15,7 @@
 
 mod balance;
 mod counters;
+mod disk;
 mod egress;
 mod error;
 mod frame;
@@ -27,14 +28,22 @@ mod spec;
 mod status;
 mod worker;
 
+pub use ::disk::counters::{
+    Kind as OperationKind, KindTotals, LATENCY_BOUNDS_US, Totals as OperationTotals,
+};
+pub use ::disk::qos::Rate;
+pub use ::disk::request::Refusal;
+pub use disk::{DiskId, DiskImage, Extent, Image};
 pub use error::HostError;
 pub use host::Host;
 pub use pace::{Moderation, Profile};
 pub use packet::tuple::Tuple;
-pub use spec::{NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec};
+pub use spec::{
+    DiskLimits, DiskSpec, NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec,
+};
 pub use status::{
-    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerState,
-    WorkerStatus,
+    Direction, DiskQueue, DiskStatus, FdbEntry, PortState, PortStatus, QueueStatus, Traffic,
+    WorkerQueue, WorkerState, WorkerStatus,
 };
 pub use switch::{
     By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use disk::qos::Rate;
 use pace::{Moderation, Profile};
 use switch::{NetworkId, VlanMode};
 use sys::numa::Topology;
+
+use crate::disk::DiskImage;
 
 /// How the data plane runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,4 +110,39 @@ pub struct TapSpec {
     pub netns: Option<String>,
     /// Queues of the interface, 1 to 32.
     pub queues: u16,
+}
+
+/// A disk to make.
+#[derive(Debug, Clone)]
+pub struct DiskSpec {
+    /// The name, for messages and statistics; its first 20 bytes are what the guest is told
+    /// (`/dev/disk/by-id/virtio-NAME`).
+    pub name: String,
+    /// The Unix socket.
+    pub socket: PathBuf,
+    /// Who listens on it.
+    pub mode: SocketMode,
+    /// Most virtqueues, 1 to 64.
+    pub queues: u16,
+    /// Where its bytes are.
+    pub image: DiskImage,
+    /// Size in bytes; what is less than a sector of 512 is not used.
+    pub size: u64,
+    /// The guest cannot write.
+    pub read_only: bool,
+    /// How much it may do.
+    pub limits: DiskLimits,
+    /// virtio feature bits not to offer.
+    pub features_off: u64,
+    /// The worker that serves it; `None`: the one with the most room.
+    pub worker: Option<u16>,
+}
+
+/// How much a disk may do; `None`: as much as it can.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskLimits {
+    /// Operations of any kind.
+    pub operations: Option<Rate>,
+    /// Bytes read and written.
+    pub bytes: Option<Rate>,
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use disk::counters::Totals;
 use switch::{DropReason, PortId};
 
 /// State of a port.
@@ -134,6 +135,56 @@ pub struct QueueStatus {
     pub interrupts: u64,
     /// Times an interrupt was put off so that more frames gather.
     pub deferred: u64,
+}
+
+/// Everything to be seen of a disk.
+#[derive(Debug, Clone)]
+pub struct DiskStatus {
+    /// Its state.
+    pub state: PortState,
+    /// Since when it is in this state.
+    pub since: SystemTime,
+    /// Sessions so far.
+    pub sessions: u64,
+    /// Why the last faulted session ended.
+    pub last_fault: Option<String>,
+    /// What the image reported last.
+    pub last_error: Option<String>,
+    /// virtio features negotiated in the running session.
+    pub features: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// What the guest has to align to, in bytes.
+    pub block_size: u32,
+    /// Writes are cached until the guest flushes; otherwise each is stable when it ends.
+    pub writeback: bool,
+    /// The worker that serves it.
+    pub worker: u16,
+    /// Requests being carried out.
+    pub in_flight: u64,
+    /// Operations, bytes, errors and latencies by kind, and requests refused by reason.
+    pub operations: Totals,
+    /// Wake-ups by the guest's kick.
+    pub kicks: u64,
+    /// Interrupts sent to the guest.
+    pub interrupts: u64,
+    /// Requests copied because the file wanted another alignment than the guest's memory had.
+    pub bounced: u64,
+    /// Its running queues.
+    pub queues: Vec<DiskQueue>,
+}
+
+/// A running queue of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskQueue {
+    /// Its index.
+    pub index: u16,
+    /// Descriptors.
+    pub size: u16,
+    /// Packed layout.
+    pub packed: bool,
+    /// Whether the front end enabled it.
+    pub enabled: bool,
 }
 
 /// What a worker is doing.

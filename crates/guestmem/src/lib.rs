@@ -6,7 +6,8 @@
 //! space, so that a guest physical address (GPA) becomes a pointer by one addition.
 //! [`GuestMemory::slice`] is the one place where an address from a guest is checked; what it
 //! returns, a [`GuestSlice`], can only be copied from and to. Rings are read and written through
-//! [`RingArea`]. Guest memory is never a Rust reference: the guest changes it whenever it likes,
+//! [`RingArea`]; [`Segments`] are pieces that an operation goes on with after the borrow has ended.
+//! Guest memory is never a Rust reference: the guest changes it whenever it likes,
 //! and the compiler is told nothing about it (copies are assembly, ring accesses are atomic).
 //!
 //! **Owner.** A vhost-user session maps the table and shares it as `Arc<GuestMemory>` with the
@@ -31,6 +32,7 @@ mod hint;
 mod memory;
 mod region;
 mod ring;
+mod segments;
 mod slice;
 
 pub use fault::install_fault_handler;
@@ -38,6 +40,7 @@ pub use hint::Hint;
 pub use memory::GuestMemory;
 pub use region::{MapError, RegionFile, RegionSpec};
 pub use ring::RingArea;
+pub use segments::{Access, Segments, Transfer};
 pub use slice::{GuestSlice, write_vectored};
 
 /// What `examples/copy.rs` compares.

@@ -1,7 +1,7 @@
-//! Workers: the threads that move frames.
+//! Workers: the threads that move frames and serve disks.
 //!
 //! A worker owns what it works on: the TX queues of its ports, its look-up cache, its scratch
-//! memory. It makes passes over its queues; in each it takes up to a burst of frames from every
+//! memory, its disks ([`disks`]). It makes passes over its queues; in each it takes up to a burst of frames from every
 //! queue and forwards them. Between passes it reads its mailbox: queues start and stop there, so
 //! control never meets a half-done burst, and a queue that was reported stopped is not touched
 //! again. When passes find nothing it does as [`pace`] says: polls on, naps, or asks the guests to
@@ -12,6 +12,7 @@
 //! between bursts, nothing. Failure: a ring that lies stops its own queue and is reported to its
 //! session; errors of a TAP queue count as drops; nothing ends a worker but the exit command.
 
+mod disks;
 pub(crate) mod forward;
 pub(crate) mod placement;
 mod sleep;
@@ -27,9 +28,11 @@ use parking_lot::Mutex;
 use switch::{Cache, Reader, Switch};
 use sys::EventFd;
 use sys::wakeup::QuickWakeup;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::counters::Counter;
+use crate::disk::{DiskCommand, DiskId};
 use crate::egress::{Egress, Workshop};
 use crate::frame::{Body, FRAME_MAX, fill_local};
 use crate::mailbox::Mailbox;
@@ -38,6 +41,7 @@ use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
 use crate::status::WorkerState;
+use disks::Disks;
 use forward::{BURST, Forward, Lookup, Sender};
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
@@ -73,6 +77,8 @@ pub(crate) enum Command {
     SetCall(Arc<Port>, u16, Option<Arc<EventFd>>),
     /// SET_VRING_ENABLE of an RX queue.
     SetEnabled(Arc<Port>, u16, bool),
+    /// Something about a disk.
+    Disk(DiskId, DiskCommand),
     /// End the thread.
     Exit,
 }
@@ -137,6 +143,7 @@ pub(crate) struct Worker {
     tx: Vec<LiveTx>,
     taps: Vec<TapTx>,
     arrivals: Arrivals,
+    disks: Disks,
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
@@ -165,6 +172,7 @@ impl Worker {
         switch: &Switch,
         polling: Profile,
         epoch: Instant,
+        runtime: Handle,
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
         let now = epoch.elapsed().as_nanos() as u64;
@@ -177,6 +185,7 @@ impl Worker {
             tx: Vec::new(),
             taps: Vec::new(),
             arrivals: Arrivals::default(),
+            disks: Disks::new(runtime, epoch),
             cache: Cache::default(),
             scratch: Scratch {
                 head: Head::new(),
@@ -207,7 +216,7 @@ impl Worker {
                 self.tick(Instant::now());
                 self.look_at_taps();
             }
-            let frames = self.pass();
+            let frames = self.pass() + self.pass_disks();
             self.shared.polls.add(1);
             if frames == 0 && looks > 0 {
                 looks -= 1;
@@ -315,11 +324,15 @@ impl Worker {
             waiting |= queue.arm();
             silent |= queue.kick.is_none();
         }
+        let (disk_waiting, disk_silent) = self.arm_disks();
+        waiting |= disk_waiting;
+        silent |= disk_silent;
         // The wake-up for a command may have been seen already, when the TAP queues were looked at.
         if waiting || self.shared.mailbox.pending() {
             return;
         }
-        let limit = self.settle_for_rest(silent.then_some(SILENT_NAP));
+        let limit = self.limit_for_disks(silent.then_some(SILENT_NAP));
+        let limit = self.settle_for_rest(limit);
         self.cache.settle(self.switch.snapshot());
         self.shared.sleeps.add(1);
         self.rest(WorkerState::Asleep, limit);
@@ -336,13 +349,21 @@ impl Worker {
         let end = Instant::now() + length;
         let mut left = length;
         while !left.is_zero() {
-            let limit = self.settle_for_rest(Some(left));
+            let limit = self.limit_for_disks(Some(left));
+            let limit = self.settle_for_rest(limit);
             // A kick that was on its way when kicks were turned off does not end a nap.
             if !self.rest(WorkerState::Napping, limit) {
                 return;
             }
             left = end.saturating_duration_since(Instant::now());
         }
+    }
+
+    /// A rest of at most `limit`, in which no request to a disk falls due.
+    fn limit_for_disks(&self, limit: Option<Duration>) -> Option<Duration> {
+        let due = self.disk_deadline();
+        let due = due.map(|at| Duration::from_nanos(at.saturating_sub(self.now_ns())));
+        [limit, due].into_iter().flatten().min()
     }
 
     /// Asks for a quick wake-up from a rest of at most `limit`, or no longer does. Returns how long
@@ -375,10 +396,15 @@ impl Worker {
     /// kicks only, or nothing.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut only_kicks = true;
-        let Self { bed, tx, taps, .. } = self;
+        let Self { bed, tx, taps, disks, .. } = self;
         for token in bed.wait(limit) {
             match token {
-                Token::Mailbox => only_kicks = false,
+                Token::Mailbox | Token::Ring => only_kicks = false,
+                Token::DiskKick(disk, index) => {
+                    // Requests do not gather as frames do: mostly there is one, and it is awaited.
+                    only_kicks = false;
+                    disks.kicked(disk, index);
+                }
                 Token::Kick(port, index) => {
                     let queue = tx.iter().find(|tx| tx.port.id == port && tx.index == index);
                     if let Some(queue) = queue
@@ -419,6 +445,7 @@ impl Worker {
                 }
                 Command::SetCall(port, index, call) => set_call(&port, index, call),
                 Command::SetEnabled(port, index, on) => set_enabled(&port, index, on),
+                Command::Disk(id, command) => self.obey_disk(id, command),
                 Command::Exit => self.exit = true,
             }
         }

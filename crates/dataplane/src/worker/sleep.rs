@@ -1,4 +1,5 @@
-//! What a worker sleeps on: its mailbox, the kicks of its TX queues, its TAP queues.
+//! What a worker sleeps on: its mailbox, the kicks of its TX queues, its TAP queues, the kicks of
+//! its disks and the ring for their files.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,6 +10,8 @@ use arrayvec::ArrayVec;
 use rustix::event::{Timespec, epoll};
 use switch::PortId;
 use sys::EventFd;
+
+use crate::disk::DiskId;
 
 /// Events fetched at once; more wait for the next call.
 const EVENTS: usize = 64;
@@ -22,6 +25,10 @@ pub(super) enum Token {
     Kick(PortId, u16),
     /// A TAP queue is readable: port and queue.
     Tap(PortId, u16),
+    /// The guest kicked a queue of a disk.
+    DiskKick(DiskId, u16),
+    /// The ring has completions.
+    Ring,
 }
 
 impl Token {
@@ -30,6 +37,8 @@ impl Token {
             Self::Mailbox => (0u64, 0, 0),
             Self::Kick(port, index) => (1, port.0, index),
             Self::Tap(port, index) => (2, port.0, index),
+            Self::DiskKick(disk, index) => (3, disk.0, index),
+            Self::Ring => (4, 0, 0),
         };
         kind << 32 | u64::from(port) << 16 | u64::from(index)
     }
@@ -39,6 +48,8 @@ impl Token {
         match data >> 32 {
             1 => Self::Kick(port, index),
             2 => Self::Tap(port, index),
+            3 => Self::DiskKick(DiskId(port.0), index),
+            4 => Self::Ring,
             _ => Self::Mailbox,
         }
     }
@@ -108,6 +119,8 @@ mod tests {
             Token::Kick(PortId(0), 0),
             Token::Kick(PortId(u16::MAX), 31),
             Token::Tap(PortId(7), u16::MAX),
+            Token::DiskKick(DiskId(u16::MAX), 63),
+            Token::Ring,
         ] {
             assert_eq!(Token::decode(token.encode()), token);
         }

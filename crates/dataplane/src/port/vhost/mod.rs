@@ -65,7 +65,7 @@ pub(crate) struct QueueInfo {
 }
 
 impl Info {
-    fn new(queues: usize) -> Self {
+    pub(crate) fn new(queues: usize) -> Self {
         Self {
             state: PortState::Waiting,
             since: SystemTime::now(),
@@ -78,7 +78,7 @@ impl Info {
     }
 
     /// Enters `state`, noting the time if it is another one.
-    fn enter(&mut self, state: PortState) {
+    pub(crate) fn enter(&mut self, state: PortState) {
         if self.state != state {
             self.state = state;
             self.since = SystemTime::now();

@@ -77,6 +77,13 @@ struct Table {
     starts: usize,
 }
 
+/// For disks, of which there are none here.
+fn runtime() -> tokio::runtime::Handle {
+    static RUNTIME: std::sync::OnceLock<tokio::runtime::Runtime> = std::sync::OnceLock::new();
+    let build = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    RUNTIME.get_or_init(build).handle().clone()
+}
+
 impl Table {
     fn new() -> Table {
         let (switch, epoch) = (Switch::new(), Instant::now());
@@ -84,7 +91,7 @@ impl Table {
             (0..WORKERS).map(|id| Arc::new(Shared::new(id, None, None).unwrap())).collect();
         let worker = |shared: &Arc<Shared>| {
             let polling = pace::Profile::default();
-            Worker::new(Arc::clone(shared), &switch, polling, epoch).unwrap()
+            Worker::new(Arc::clone(shared), &switch, polling, epoch, runtime()).unwrap()
         };
         let workers = shared.iter().map(worker).collect();
         let shared = Arc::new(Workers::new(shared));

@@ -1,0 +1,299 @@
+//! A disk made from its specification, and the device its sessions serve.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::SystemTime;
+
+use disk::config::{Config, DiscardLimits, Topology, ZeroLimits};
+use disk::qos::Limiter;
+use disk::request::{ID_BYTES, MAX_RANGES};
+use disk::{DiskSpec as DeviceLook, SECTOR};
+use parking_lot::Mutex;
+use sys::EventFd;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use vhost_session::socket::Endpoint;
+use vhost_session::{ConfigRefused, Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
+use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtqueue::TrackedQueue;
+
+use super::file::Manner;
+use super::image::DiskImage;
+use super::live::{LiveDisk, LiveQueue};
+use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters};
+use crate::error::HostError;
+use crate::homes::Workers;
+use crate::port::vhost::{Info, QueueInfo};
+use crate::spec::{DiskLimits, DiskSpec, SocketMode};
+use crate::status::PortState;
+
+/// Data segments of a request, as QEMU's own device has them.
+const SEG_MAX: u32 = 126;
+/// Most sectors of a range to be cleared: 1 GiB, so that no request takes for ever.
+const CLEAR_SECTORS: u32 = (1 << 30) / SECTOR as u32;
+/// What guests should align to, in bytes: pages and blocks of nearly everything.
+const PHYSICAL_BLOCK: u32 = 4096;
+
+/// Bits of rings that a disk offers. Requests end in any order: `VIRTIO_F_IN_ORDER` is not one.
+fn ring_features() -> u64 {
+    [VIRTIO_F_VERSION_1, VIRTIO_F_RING_PACKED, VIRTIO_RING_F_INDIRECT_DESC, VIRTIO_RING_F_EVENT_IDX]
+        .into_iter()
+        .fold(0, |bits, feature| bits | 1 << feature)
+}
+
+/// How the disk looks to a guest.
+fn look(spec: &DiskSpec) -> io::Result<DeviceLook> {
+    let block_size = match &spec.image {
+        DiskImage::File(file) => Manner::of(file)?.block_size(),
+        DiskImage::Image(_) => SECTOR as u32,
+    };
+    let ranges = MAX_RANGES as u32;
+    let alignment = PHYSICAL_BLOCK / SECTOR as u32;
+    let discard = DiscardLimits { max_sectors: CLEAR_SECTORS, max_ranges: ranges, alignment };
+    let zeroes = ZeroLimits { max_sectors: CLEAR_SECTORS, max_ranges: ranges, may_unmap: true };
+    let physical = (PHYSICAL_BLOCK / block_size.min(PHYSICAL_BLOCK)).trailing_zeros();
+    Ok(DeviceLook {
+        capacity: spec.size / SECTOR,
+        block_size,
+        topology: Topology {
+            physical_block_exp: physical as u8,
+            min_io_size: 1 << physical,
+            ..Topology::default()
+        },
+        queues: spec.queues,
+        read_only: spec.read_only,
+        size_max: 0,
+        seg_max: SEG_MAX,
+        discard: Some(discard).filter(|_| !spec.read_only),
+        write_zeroes: Some(zeroes).filter(|_| !spec.read_only),
+    })
+}
+
+/// Limits that begin now.
+pub(crate) fn limiter(limits: &DiskLimits, now: u64) -> Option<Limiter> {
+    let DiskLimits { operations, bytes } = *limits;
+    let limited = operations.is_some() || bytes.is_some();
+    limited.then(|| Limiter::new(operations, bytes, now))
+}
+
+/// A disk made, its socket open, its session task not started yet.
+pub(crate) struct Made {
+    endpoint: Endpoint,
+    device: DiskDevice,
+    spec: DeviceSpec,
+}
+
+/// The running session task of a disk.
+#[derive(Debug)]
+pub(crate) struct DiskTask {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl DiskTask {
+    /// Ends the session and waits until its queues have stopped and the socket is gone.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "a session task failed");
+        }
+    }
+}
+
+/// Opens the socket and makes the disk.
+///
+/// # Errors
+///
+/// The path cannot be bound, or the image or the specification cannot be a disk.
+pub(crate) fn create(
+    id: DiskId,
+    spec: &DiskSpec,
+    worker: u16,
+    workers: &Arc<Workers>,
+    now: u64,
+) -> Result<(Arc<Disk>, Box<LiveDisk>, Made), HostError> {
+    if !(1..=MAX_QUEUES).contains(&spec.queues) {
+        return Err(HostError::DiskQueues { queues: spec.queues });
+    }
+    let name = spec.name.clone();
+    let look = look(spec).map_err(|source| HostError::DiskImage { disk: name.clone(), source })?;
+    let config = Config::new(look).map_err(|source| HostError::DiskLook { disk: name, source })?;
+    let features = (ring_features() | config.features()) & !spec.features_off;
+    let endpoint = match spec.mode {
+        SocketMode::Server => Endpoint::server(&spec.socket)?,
+        SocketMode::Client => Endpoint::client(&spec.socket)?,
+    };
+    let mut id_bytes = [0; ID_BYTES];
+    for (to, from) in id_bytes.iter_mut().zip(spec.name.as_bytes()) {
+        *to = *from;
+    }
+    let (report, faults) = mpsc::unbounded_channel();
+    let rules = config.rules();
+    let disk = Arc::new(Disk {
+        id,
+        name: spec.name.clone(),
+        id_bytes,
+        worker,
+        image: spec.image.clone(),
+        counters: (0..spec.queues).map(|_| QueueCounters::default()).collect(),
+        config: Mutex::new(config),
+        changed: Arc::default(),
+        info: Mutex::new(Info::new(spec.queues.into())),
+        last_error: Mutex::default(),
+        logged: AtomicU64::new(0),
+        faults: report,
+    });
+    let live = Box::new(LiveDisk::new(Arc::clone(&disk), rules, limiter(&spec.limits, now)));
+    let device = DiskDevice { disk: Arc::clone(&disk), workers: Arc::clone(workers), faults };
+    let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
+    Ok((disk, live, Made { endpoint, device, spec }))
+}
+
+impl Made {
+    /// Starts serving front ends; the worker has the disk.
+    pub(crate) fn spawn(self, runtime: &Handle) -> DiskTask {
+        let Self { endpoint, device, spec } = self;
+        let name = device.disk.name.clone();
+        let (stop, stopped) = oneshot::channel();
+        let serving = vhost_session::socket::serve(endpoint, spec, device, async {
+            // An error means that the disk is gone: stop as well.
+            let _ = stopped.await;
+        });
+        let task = runtime.spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(disk = %name, "cannot serve: {error}");
+            }
+        });
+        DiskTask { stop, task }
+    }
+}
+
+/// The device a session drives: it turns starts and stops into commands to the disk's worker.
+struct DiskDevice {
+    disk: Arc<Disk>,
+    workers: Arc<Workers>,
+    faults: mpsc::UnboundedReceiver<(u16, String)>,
+}
+
+impl DiskDevice {
+    fn command(&self, command: DiskCommand) {
+        self.disk.command(&self.workers, command);
+    }
+
+    fn info(&self, change: impl FnOnce(&mut Info)) {
+        change(&mut self.disk.info.lock());
+    }
+
+    /// Notes whether a queue runs, and what that makes of the disk.
+    fn running(&self, queue: u16, running: Option<QueueInfo>) {
+        self.info(|all| {
+            if let Some(slot) = all.queues.get_mut(usize::from(queue)) {
+                *slot = running;
+            }
+            let any = all.queues.iter().any(Option::is_some);
+            all.enter(if any { PortState::Running } else { PortState::Connected });
+        });
+    }
+
+    /// Judges requests as the configuration says by now.
+    fn rules(&self) {
+        self.command(DiskCommand::SetRules(self.disk.config.lock().rules()));
+    }
+}
+
+impl Device for DiskDevice {
+    fn connected(&mut self) {
+        while self.faults.try_recv().is_ok() {}
+        self.info(|info| {
+            info.sessions += 1;
+            info.enter(PortState::Connected);
+        });
+    }
+
+    fn features(&mut self, negotiated: u64) {
+        self.disk.config.lock().negotiate(negotiated);
+        self.rules();
+        self.info(|info| info.features = negotiated);
+    }
+
+    fn start(&mut self, setup: QueueSetup) -> Result<(), DeviceFault> {
+        let QueueSetup { index, mem, config, kick, call, enabled, inflight, .. } = setup;
+        let region = inflight.as_ref().map(|area| Arc::clone(area.memory()));
+        let queue = TrackedQueue::new(&mem, &config, inflight).map_err(|fault| DeviceFault {
+            queue: Some(index),
+            reason: format!("{}: {fault}", fault.name()),
+        })?;
+        let info = QueueInfo { size: config.size, packed: config.packed, enabled };
+        self.info(|all| all.page_size = Some(mem.page_size()));
+        let again = queue.in_flight();
+        tracing::debug!(disk = %self.disk.name, index, size = info.size, again, "queue started");
+        let live = LiveQueue::new(queue, mem, region, kick, call, enabled);
+        self.command(DiskCommand::Start(index, Box::new(live)));
+        self.running(index, Some(info));
+        Ok(())
+    }
+
+    async fn stop(&mut self, index: u16) -> u32 {
+        let (done, stopped) = oneshot::channel();
+        self.command(DiskCommand::Stop(index, done));
+        let base = stopped.await.ok();
+        tracing::debug!(disk = %self.disk.name, index, base, "queue stopped");
+        self.running(index, None);
+        base.unwrap_or(0)
+    }
+
+    fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) {
+        self.command(DiskCommand::SetCall(index, call));
+    }
+
+    fn set_enabled(&mut self, index: u16, enabled: bool) {
+        self.command(DiskCommand::SetEnabled(index, enabled));
+        self.info(|info| {
+            if let Some(Some(queue)) = info.queues.get_mut(usize::from(index)) {
+                queue.enabled = enabled;
+            }
+        });
+    }
+
+    fn config(&mut self) -> Vec<u8> {
+        self.disk.config.lock().bytes().to_vec()
+    }
+
+    fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
+        let written = self.disk.config.lock().write(offset, bytes);
+        written.map_err(|refused| ConfigRefused { reason: refused.to_string() })?;
+        self.rules();
+        Ok(())
+    }
+
+    fn changes(&self) -> Option<Arc<Notify>> {
+        Some(Arc::clone(&self.disk.changed))
+    }
+
+    async fn fault(&mut self) -> DeviceFault {
+        match self.faults.recv().await {
+            Some((queue, reason)) => DeviceFault { queue: Some(queue), reason },
+            None => std::future::pending().await,
+        }
+    }
+
+    fn disconnected(&mut self, why: &SessionEnd) {
+        let state = if why.is_fault() {
+            PortState::Faulted { reason: why.to_string() }
+        } else {
+            PortState::Waiting
+        };
+        self.info(|info| {
+            if let PortState::Faulted { reason } = &state {
+                info.last_fault = Some(format!("{}: {reason}", why.name()));
+            }
+            info.features = 0;
+            info.page_size = None;
+            info.since = SystemTime::now();
+            info.enter(state);
+        });
+    }
+}

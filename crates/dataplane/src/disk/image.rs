@@ -1,0 +1,68 @@
+//! What the data plane asks of images that are more than a file.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// Where the bytes of a disk are.
+#[derive(Clone, Debug)]
+pub enum DiskImage {
+    /// In this file, at the same offset. Opened with `O_DIRECT`, it is read and written past the
+    /// page cache.
+    File(Arc<File>),
+    /// Wherever the image says.
+    Image(Arc<dyn Image>),
+}
+
+/// An image in a format: where its bytes are has to be looked up, and made.
+///
+/// **Threads.** [`Image::direct`] is called by a worker and never waits. All others are called by
+/// threads that may wait, any number at once, on any ranges. While `discard` or `write_zeroes` runs
+/// no write is under way to a place that `direct` told.
+///
+/// Positions and lengths are in bytes, multiples of 512, inside the image.
+pub trait Image: Send + Sync + fmt::Debug {
+    /// Reads `to.len()` bytes.
+    ///
+    /// # Errors
+    /// The host's: the guest gets an I/O error.
+    fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()>;
+
+    /// Writes `from.len()` bytes.
+    ///
+    /// # Errors
+    /// As [`Image::read`].
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Makes every write that has ended stable, those to places that `direct` told too.
+    ///
+    /// # Errors
+    /// As [`Image::read`].
+    fn flush(&self) -> io::Result<()>;
+
+    /// Nobody needs what is there any more.
+    ///
+    /// # Errors
+    /// As [`Image::read`].
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Has a range read as zeroes; with `unmap`, its space may be given back.
+    ///
+    /// # Errors
+    /// As [`Image::read`].
+    fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()>;
+
+    /// Where these bytes are, if that is known, they are in one piece of one file, and they can be
+    /// read or (`write`) written there with nothing else to be done.
+    fn direct(&self, offset: u64, len: u64, write: bool) -> Option<Extent>;
+}
+
+/// A place in a file.
+#[derive(Clone, Debug)]
+pub struct Extent {
+    /// The file.
+    pub file: Arc<File>,
+    /// In bytes.
+    pub offset: u64,
+}

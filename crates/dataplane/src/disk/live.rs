@@ -1,0 +1,679 @@
+//! A disk on its worker: requests popped, carried out, and given back.
+//!
+//! ```text
+//! pop -> parse -> limits -> go --+-- at once (files in memory, cached reads)
+//!                           ^    +-- ring (Worker::ring) --------.
+//!                           |    `-- slow (other threads) --.    |
+//!                           `------ ended <-- mailbox <-----'<---'
+//! ```
+//!
+//! [`LiveDisk::go`] does the next step of a request until it has ended or somebody else is at it;
+//! [`LiveDisk::ended`] takes up what comes back. A transfer that moved less than it should goes on
+//! with the rest.
+//!
+//! All queues of a disk are on one worker, so nothing here is locked. A queue that is stopped pops
+//! no more and is given back when the last request of it has ended.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use disk::config::Rules;
+use disk::qos::{Admission, Limiter};
+use disk::request::Ranges;
+use disk::{Parsed, Status, parse};
+use guestmem::{Access, GuestMemory, Transfer};
+use sys::EventFd;
+use sys::uring::{Operation, Ring};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use virtqueue::{Chain, GuestFault, TrackedQueue};
+
+use super::file::{Manner, Manners};
+use super::image::DiskImage;
+use super::request::{Job, Request, Work};
+use super::slow;
+use super::{Disk, DiskCommand, DiskId};
+use crate::mailbox::Mailbox;
+use crate::worker::Command;
+
+/// Most requests taken from a queue in one pass, and most bytes moved at once there.
+const BURST: usize = 64;
+const BURST_BYTES: u64 = 1 << 20;
+/// The guest sees what has ended after so many requests at the latest.
+const PUBLISH: usize = 16;
+/// Most steps of one disk that other threads do at a time.
+const SLOW_MAX: usize = 8;
+
+/// What a disk needs of its worker.
+pub(crate) struct Tools<'w> {
+    /// `None`: the kernel refuses rings, other threads do everything.
+    pub(crate) ring: Option<&'w mut Ring<Transfer<Request>>>,
+    pub(crate) runtime: &'w Handle,
+    pub(crate) mailbox: &'w Mailbox,
+    pub(crate) epoch: Instant,
+    /// Nanoseconds since then, lately.
+    pub(crate) now: u64,
+}
+
+impl Tools<'_> {
+    fn look_at_clock(&mut self) -> u64 {
+        self.now = self.epoch.elapsed().as_nanos() as u64;
+        self.now
+    }
+}
+
+/// A running virtqueue of a disk.
+pub(crate) struct LiveQueue {
+    pub(crate) queue: TrackedQueue,
+    pub(crate) mem: Arc<GuestMemory>,
+    /// That of the region of requests in flight.
+    pub(crate) region: Option<Arc<GuestMemory>>,
+    pub(crate) kick: Option<Arc<EventFd>>,
+    pub(crate) call: Option<Arc<EventFd>>,
+    pub(crate) enabled: bool,
+    /// The guest was asked to kick.
+    pub(crate) armed: bool,
+    /// The ring lied; it is not looked at any more.
+    faulted: bool,
+    /// Popped, and not ended.
+    in_flight: usize,
+    /// Waits until this time for the disk's limits; nothing is popped before.
+    held: Option<(u64, Job)>,
+    /// Ended, and not shown to the guest.
+    unpublished: usize,
+    /// Who waits for it to be quiet.
+    stopping: Option<oneshot::Sender<u32>>,
+}
+
+impl LiveQueue {
+    /// A queue that has just been made, with kicks asked for.
+    pub(crate) fn new(
+        queue: TrackedQueue,
+        mem: Arc<GuestMemory>,
+        region: Option<Arc<GuestMemory>>,
+        kick: Option<Arc<EventFd>>,
+        call: Option<Arc<EventFd>>,
+        enabled: bool,
+    ) -> LiveQueue {
+        LiveQueue {
+            queue,
+            mem,
+            region,
+            kick,
+            call,
+            enabled,
+            armed: true,
+            faulted: false,
+            in_flight: 0,
+            held: None,
+            unpublished: 0,
+            stopping: None,
+        }
+    }
+
+    /// Whether a pop would find something that may be taken.
+    fn ready(&self) -> bool {
+        self.enabled
+            && !self.faulted
+            && self.held.is_none()
+            && self.stopping.is_none()
+            && (self.queue.has_available() || self.vanished())
+    }
+
+    fn vanished(&self) -> bool {
+        self.mem.faulted() || self.region.as_ref().is_some_and(|region| region.faulted())
+    }
+
+    /// Asks the guest to kick. Returns whether requests are waiting already.
+    fn arm(&mut self) -> bool {
+        if self.faulted || self.stopping.is_some() {
+            return false;
+        }
+        if !self.armed {
+            self.armed = true;
+            return self.queue.queue().enable_kicks() && self.ready();
+        }
+        self.ready()
+    }
+
+    fn disarm(&mut self) {
+        if self.armed && !self.faulted {
+            self.armed = false;
+            self.queue.queue().disable_kicks();
+        }
+    }
+
+    fn complete(&mut self, request: Request, status: Status) {
+        let len = request.completion.finish(&self.mem, status);
+        self.queue.complete(request.ticket, len);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.unpublished += 1;
+    }
+}
+
+/// A disk that is served.
+pub(crate) struct LiveDisk {
+    pub(crate) disk: Arc<Disk>,
+    manners: Manners,
+    rules: Rules,
+    limiter: Option<Limiter>,
+    queues: Box<[Option<Box<LiveQueue>>]>,
+    /// Steps that wait for a thread, and how many have one.
+    slow: (VecDeque<Job>, usize),
+    /// Requests that write past the image.
+    past_image: usize,
+    /// Clearings that wait until there are none of those, and how many are under way.
+    clearings: (VecDeque<Job>, usize),
+}
+
+/// A request that has ended, and how.
+type Ended = (Request, io::Result<()>);
+
+impl LiveDisk {
+    pub(crate) fn new(disk: Arc<Disk>, rules: Rules, limiter: Option<Limiter>) -> LiveDisk {
+        LiveDisk {
+            queues: disk.counters.iter().map(|_| None).collect(),
+            disk,
+            manners: Manners::default(),
+            rules,
+            limiter,
+            slow: Default::default(),
+            past_image: 0,
+            clearings: Default::default(),
+        }
+    }
+
+    /// Whether there is something to pop.
+    pub(crate) fn waiting(&self) -> bool {
+        self.queues.iter().flatten().any(|queue| queue.ready())
+    }
+
+    /// When the first request that waits for the disk's limits may go on, in nanoseconds.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let held = self.queues.iter().flatten().filter_map(|queue| queue.held.as_ref());
+        held.map(|(until, _)| *until).min()
+    }
+
+    /// Whether a queue of it runs whose guest cannot kick.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.queues.iter().flatten().any(|queue| queue.kick.is_none())
+    }
+
+    /// Asks the guest to kick; returns whether there is something to pop already.
+    pub(crate) fn arm(&mut self) -> bool {
+        let mut waiting = false;
+        for queue in self.queues.iter_mut().flatten() {
+            waiting |= queue.arm();
+        }
+        waiting
+    }
+
+    /// One pass over its queues; returns how many requests were taken.
+    pub(crate) fn pass(&mut self, tools: &mut Tools<'_>) -> usize {
+        let mut taken = 0;
+        for index in 0..self.queues.len() {
+            let place = self.queues.get_mut(index);
+            let wanted = |queue: &mut Box<LiveQueue>| queue.ready() || queue.held.is_some();
+            let Some(mut queue) = place.and_then(|place| place.take_if(wanted)) else { continue };
+            taken += self.take(&mut queue, index, tools);
+            self.close(&mut queue, index);
+            if let Some(place) = self.queues.get_mut(index) {
+                *place = Some(queue);
+            }
+        }
+        taken
+    }
+
+    /// Takes requests from a queue.
+    fn take(&mut self, queue: &mut LiveQueue, index: usize, tools: &mut Tools<'_>) -> usize {
+        let mut taken = 0;
+        let mut left = BURST_BYTES;
+        queue.disarm();
+        if let Some((_, job)) = queue.held.take() {
+            taken += usize::from(self.admit(queue, job, tools));
+        }
+        while taken < BURST && left > 0 && queue.ready() {
+            let job = match self.pop(queue, index, tools.now) {
+                Ok(Popped::Job(job)) => job,
+                Ok(Popped::Refused) => {
+                    taken += 1;
+                    continue;
+                }
+                Ok(Popped::Nothing) => break,
+                Err(fault) => {
+                    queue.faulted = true;
+                    let reason = format!("{}: {fault}", fault.name());
+                    self.disk.fault(index as u16, queue.vanished(), reason);
+                    break;
+                }
+            };
+            left = left.saturating_sub(job.segments.len());
+            if !self.admit(queue, job, tools) {
+                break;
+            }
+            taken += 1;
+            if queue.unpublished >= PUBLISH {
+                queue.unpublished = 0;
+                queue.queue.publish();
+            }
+        }
+        if queue.vanished() && !queue.faulted {
+            queue.faulted = true;
+            self.disk.fault(index as u16, true, String::new());
+        }
+        taken
+    }
+
+    fn pop(&mut self, queue: &mut LiveQueue, index: usize, now: u64) -> Result<Popped, GuestFault> {
+        let LiveQueue { queue: ring, mem, in_flight, unpublished, .. } = queue;
+        let (mut chain, mut ranges) = (Chain::new(), Ranges::new());
+        let Some(ticket) = ring.pop(mem, &mut chain)? else { return Ok(Popped::Nothing) };
+        let operation = match parse(mem, &chain, &self.rules, &mut ranges) {
+            Parsed::Operation(operation) => operation,
+            Parsed::Refused(why, completion) => {
+                if let Some(counters) = self.disk.counters.get(index) {
+                    counters.operations.refused(why);
+                }
+                let len = completion.finish(mem, why.status());
+                ring.complete(ticket, len);
+                *unpublished += 1;
+                return Ok(Popped::Refused);
+            }
+        };
+        let (kind, bytes) = (operation.command.kind(), operation.command.bytes());
+        let work = Work::of(&operation, mem, &self.disk.id_bytes);
+        let completion = operation.completion;
+        let Some((work, segments)) = work else {
+            // Not of the memory it was popped from: cannot be.
+            ring.complete(ticket, completion.finish(mem, Status::IoError));
+            *unpublished += 1;
+            return Ok(Popped::Refused);
+        };
+        let request = Request {
+            disk: self.disk.id,
+            queue: index as u16,
+            ticket,
+            completion,
+            kind,
+            bytes,
+            started: now,
+            work,
+            past_image: false,
+        };
+        *in_flight += 1;
+        Ok(Popped::Job(Job { segments, request }))
+    }
+
+    /// Begins with a request if the limits allow it, and ends it if that was all. Otherwise it
+    /// waits, and the queue with it: false.
+    fn admit(&mut self, queue: &mut LiveQueue, job: Job, tools: &mut Tools<'_>) -> bool {
+        if let Some(limiter) = &mut self.limiter
+            && queue.stopping.is_none()
+            && let Admission::At(until) = limiter.admit(tools.look_at_clock(), job.segments.len())
+        {
+            queue.held = Some((until, job));
+            return false;
+        }
+        if let Some((request, result)) = self.go(job, tools) {
+            self.finish(queue, request, result, tools);
+        }
+        true
+    }
+
+    /// Does what is left of a request until it has ended or others are at it.
+    fn go(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Option<Ended> {
+        loop {
+            let Job { segments, request } = &mut job;
+            match &mut request.work {
+                Work::Nothing => return Some((job.request, Ok(()))),
+                Work::Transfer { access, stable, .. } if segments.is_empty() => {
+                    // A file was told with each write; of an image more than the bytes counts.
+                    let sync = *stable
+                        && *access == Access::Write
+                        && matches!(self.disk.image, DiskImage::Image(_));
+                    request.work = if sync { Work::Sync } else { Work::Nothing };
+                    self.has_written(request);
+                }
+                Work::Clear { ranges, stable, .. } if ranges.is_empty() => {
+                    request.work = if *stable { Work::Sync } else { Work::Nothing };
+                }
+                Work::Transfer { .. } => match self.transfer(job, tools) {
+                    Step::Again(back) => job = back,
+                    Step::Failed(request, error) => return Some((request, Err(error))),
+                    Step::Elsewhere => return None,
+                },
+                Work::Sync => {
+                    self.sync(job, tools);
+                    return None;
+                }
+                Work::Clear { .. } => {
+                    self.clear(job, tools);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Moves bytes at once, or has them moved.
+    fn transfer(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Step {
+        let Work::Transfer { access, offset, stable, tried } = &mut job.request.work else {
+            return Step::Again(job);
+        };
+        let write = *access == Access::Write;
+        let (file, at) = match &self.disk.image {
+            DiskImage::File(file) => (Arc::clone(file), *offset),
+            DiskImage::Image(image) => {
+                let cleared = !self.clearings.0.is_empty() || self.clearings.1 > 0;
+                let extent = image.direct(*offset, job.segments.len(), write);
+                match extent.filter(|_| !cleared) {
+                    Some(extent) => (extent.file, extent.offset),
+                    None => return self.slow(job, tools),
+                }
+            }
+        };
+        let manner = self.manners.of(&file);
+        if !slow::fits(manner, at, &job.segments) {
+            if let Some(counters) = self.disk.counters.get(usize::from(job.request.queue)) {
+                counters.bounced.add(1);
+            }
+            return self.slow(job, tools);
+        }
+        let at_once = match manner {
+            Manner::Inline => true,
+            Manner::Cached => !write && !std::mem::replace(tried, true),
+            Manner::Direct { .. } => false,
+        };
+        if at_once {
+            let nowait = manner != Manner::Inline;
+            match job.segments.transfer(*access, file.as_fd(), at, nowait) {
+                Ok(moved) => return advanced(job, moved),
+                // It would have to be waited for, or cannot be asked like this.
+                Err(_) if nowait => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Step::Failed(job.request, error),
+            }
+        }
+        let operation = match write {
+            true => Operation::Write { offset: at, stable: *stable },
+            false => Operation::Read { offset: at },
+        };
+        let Some(ring) = &mut tools.ring else { return self.slow(job, tools) };
+        if write && matches!(self.disk.image, DiskImage::Image(_)) && !job.request.past_image {
+            job.request.past_image = true;
+            self.past_image += 1;
+        }
+        let Job { segments, request } = job;
+        match ring.push(operation, Transfer { segments, file, owner: request }) {
+            Ok(()) => Step::Elsewhere,
+            Err(Transfer { segments, owner, .. }) => {
+                self.slow(Job { segments, request: owner }, tools)
+            }
+        }
+    }
+
+    /// Has everything made stable.
+    fn sync(&mut self, job: Job, tools: &mut Tools<'_>) {
+        let (Some(ring), DiskImage::File(file)) = (&mut tools.ring, &self.disk.image) else {
+            self.slow(job, tools);
+            return;
+        };
+        let Job { segments, request } = job;
+        let transfer = Transfer { segments, file: Arc::clone(file), owner: request };
+        if let Err(Transfer { segments, owner, .. }) = ring.push(Operation::Sync, transfer) {
+            self.slow(Job { segments, request: owner }, tools);
+        }
+    }
+
+    /// Has a range cleared; of an image only when nothing is written past it.
+    fn clear(&mut self, job: Job, tools: &mut Tools<'_>) {
+        if matches!(self.disk.image, DiskImage::Image(_)) {
+            self.clearings.0.push_back(job);
+            self.clear_waiting(tools);
+        } else {
+            self.slow(job, tools);
+        }
+    }
+
+    fn clear_waiting(&mut self, tools: &mut Tools<'_>) {
+        while self.past_image == 0
+            && let Some(job) = self.clearings.0.pop_front()
+        {
+            self.clearings.1 += 1;
+            self.slow(job, tools);
+        }
+    }
+
+    /// Has another thread do the next step.
+    fn slow(&mut self, job: Job, tools: &mut Tools<'_>) -> Step {
+        if self.slow.1 >= SLOW_MAX {
+            self.slow.0.push_back(job);
+            return Step::Elsewhere;
+        }
+        self.slow.1 += 1;
+        let (disk, mailbox) = (Arc::clone(&self.disk), tools.mailbox.clone());
+        tools.runtime.spawn_blocking(move || {
+            let result = slow::step(&job, &disk.image);
+            let done = DiskCommand::Slow(Box::new(job), result);
+            mailbox.post(Command::Disk(disk.id, done));
+        });
+        Step::Elsewhere
+    }
+
+    /// Another thread has done a step.
+    pub(crate) fn slow_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+        self.slow.1 -= 1;
+        if matches!(job.request.work, Work::Clear { .. })
+            && matches!(self.disk.image, DiskImage::Image(_))
+        {
+            self.clearings.1 -= 1;
+        }
+        if let Some(waiting) = self.slow.0.pop_front() {
+            self.slow(waiting, tools);
+        }
+        self.ended(job, result, tools);
+    }
+
+    /// Takes up a request of which a step was done by the ring or another thread.
+    pub(crate) fn ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+        let index = usize::from(job.request.queue);
+        let step = match result {
+            Ok(done) => advanced(job, done),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Step::Again(job),
+            Err(error) => Step::Failed(job.request, error),
+        };
+        let ended = match step {
+            Step::Again(job) => self.go(job, tools),
+            Step::Failed(request, error) => Some((request, Err(error))),
+            Step::Elsewhere => None,
+        };
+        let Some((request, result)) = ended else { return };
+        let place = self.queues.get_mut(index);
+        let Some(mut queue) = place.and_then(Option::take) else { return };
+        self.finish(&mut queue, request, result, tools);
+        if let Some(place) = self.queues.get_mut(index) {
+            *place = Some(queue);
+        }
+    }
+
+    /// Notes that a request writes past the image no longer.
+    fn has_written(&mut self, request: &mut Request) {
+        if std::mem::take(&mut request.past_image) {
+            self.past_image -= 1;
+        }
+    }
+
+    /// Gives a request back to the guest.
+    fn finish(
+        &mut self,
+        queue: &mut LiveQueue,
+        mut request: Request,
+        result: io::Result<()>,
+        tools: &mut Tools<'_>,
+    ) {
+        self.has_written(&mut request);
+        self.clear_waiting(tools);
+        let took = tools.look_at_clock().saturating_sub(request.started);
+        if let Some(counters) = self.disk.counters.get(usize::from(request.queue)) {
+            counters.operations.done(request.kind, request.bytes, took, result.is_ok());
+        }
+        let status = match result {
+            Ok(()) => Status::Ok,
+            Err(error) => {
+                self.disk.failed(request.kind, &error, tools.now);
+                Status::IoError
+            }
+        };
+        queue.complete(request, status);
+    }
+
+    /// Shows the guest what has ended in every queue, and answers who waits for a quiet one.
+    pub(crate) fn close_all(&mut self) {
+        for index in 0..self.queues.len() {
+            let unshown = |queue: &mut Box<LiveQueue>| {
+                queue.unpublished > 0 || (queue.stopping.is_some() && queue.in_flight == 0)
+            };
+            let place = self.queues.get_mut(index);
+            let Some(mut queue) = place.and_then(|place| place.take_if(unshown)) else { continue };
+            self.close(&mut queue, index);
+            if let Some(done) = queue.stopping.take_if(|_| queue.in_flight == 0) {
+                // Nobody waits any more if the session is being dropped.
+                let _ = done.send(queue.queue.queue().base());
+            } else if let Some(place) = self.queues.get_mut(index) {
+                *place = Some(queue);
+            }
+        }
+    }
+
+    fn close(&mut self, queue: &mut LiveQueue, index: usize) {
+        if let Some(counters) = self.disk.counters.get(index) {
+            counters.in_flight.set(queue.in_flight as u64);
+        }
+        if queue.unpublished == 0 {
+            return;
+        }
+        queue.unpublished = 0;
+        queue.queue.publish();
+        if queue.queue.queue().should_notify() {
+            self.interrupt(queue, index);
+        }
+    }
+
+    fn interrupt(&self, queue: &LiveQueue, index: usize) {
+        if let (Some(call), Some(counters)) = (&queue.call, self.disk.counters.get(index)) {
+            counters.interrupts.add(1);
+            // Cannot fail on an eventfd, which it was checked to be.
+            let _ = call.signal();
+        }
+    }
+
+    /// Serves a queue from now on.
+    pub(crate) fn start(&mut self, index: u16, queue: Box<LiveQueue>) {
+        // Whatever the guest waited for while nobody served the ring, it looks now.
+        self.interrupt(&queue, index.into());
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(queue);
+        }
+    }
+
+    /// Stops a queue: its position is told when it is quiet. Returns its kick, for which nobody
+    /// waits any more.
+    pub(crate) fn stop(
+        &mut self,
+        index: u16,
+        done: oneshot::Sender<u32>,
+        tools: &mut Tools<'_>,
+    ) -> Option<Arc<EventFd>> {
+        let index = usize::from(index);
+        let mut queue = self.queues.get_mut(index)?.take()?;
+        queue.stopping = Some(done);
+        let kick = queue.kick.take();
+        if let Some((_, job)) = queue.held.take() {
+            self.admit(&mut queue, job, tools);
+        }
+        if let Some(place) = self.queues.get_mut(index) {
+            *place = Some(queue);
+        }
+        self.close_all();
+        kick
+    }
+
+    /// A running queue.
+    fn queue(&mut self, index: u16) -> Option<&mut LiveQueue> {
+        self.queues.get_mut(usize::from(index))?.as_deref_mut()
+    }
+
+    /// Interrupts the guest by this descriptor from now on.
+    pub(crate) fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) {
+        let Some(place) = self.queues.get_mut(usize::from(index)) else { return };
+        let Some(mut queue) = place.take() else { return };
+        queue.call = call;
+        // What ended while there was another descriptor, or none, may not have been noticed.
+        self.interrupt(&queue, index.into());
+        if let Some(place) = self.queues.get_mut(usize::from(index)) {
+            *place = Some(queue);
+        }
+    }
+
+    /// SET_VRING_ENABLE.
+    pub(crate) fn set_enabled(&mut self, index: u16, on: bool) {
+        if let Some(queue) = self.queue(index) {
+            queue.enabled = on;
+        }
+    }
+
+    /// Judges requests by these rules from now on.
+    pub(crate) fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
+    /// Keeps to these limits from now on.
+    pub(crate) fn set_limits(&mut self, limiter: Option<Limiter>) {
+        self.limiter = limiter;
+    }
+
+    /// Which disk it is.
+    pub(crate) fn id(&self) -> DiskId {
+        self.disk.id
+    }
+}
+
+/// What a pop gave.
+enum Popped {
+    Nothing,
+    /// A request that was refused and has ended.
+    Refused,
+    Job(Job),
+}
+
+/// What became of a step.
+enum Step {
+    /// There is more to do, or to note that there is not.
+    Again(Job),
+    /// Others are at it.
+    Elsewhere,
+    Failed(Request, io::Error),
+}
+
+/// A job of which so much was done.
+fn advanced(mut job: Job, done: u64) -> Step {
+    match job.request.work.progress(&mut job.segments, done) {
+        Ok(()) => Step::Again(job),
+        Err(error) => Step::Failed(job.request, error),
+    }
+}
+
+impl fmt::Debug for LiveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveQueue").field("in_flight", &self.in_flight).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LiveDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveDisk").field("disk", &self.disk.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,231 @@
+//! The disks of a worker, and the ring their files are read and written by.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use guestmem::Transfer;
+use sys::EventFd;
+use sys::uring::Ring;
+use tokio::runtime::Handle;
+
+use super::Worker;
+use super::sleep::{Bed, Token};
+use crate::disk::live::{LiveDisk, Tools};
+use crate::disk::request::{Job, Request};
+use crate::disk::{DiskCommand, DiskId};
+use crate::mailbox::Mailbox;
+
+/// Requests the ring takes between two system calls.
+const ENTRIES: u32 = 256;
+
+/// What a worker serves disks with.
+pub(super) struct Disks {
+    /// By number; those of other workers are missing.
+    live: Vec<Option<Box<LiveDisk>>>,
+    /// How many are here.
+    count: usize,
+    /// Made with the first disk, for the thread that serves it.
+    ring: Option<Ring<Transfer<Request>>>,
+    /// For what may wait.
+    runtime: Handle,
+    epoch: Instant,
+}
+
+impl Disks {
+    pub(super) fn new(runtime: Handle, epoch: Instant) -> Self {
+        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch }
+    }
+
+    /// Whether a pass would find something. `now` in nanoseconds.
+    fn waiting(&mut self) -> bool {
+        self.ring.as_mut().is_some_and(Ring::ready)
+            || self.live.iter().flatten().any(|disk| disk.waiting())
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Calls this for a disk, with what it needs.
+    fn with<R>(
+        &mut self,
+        id: DiskId,
+        mailbox: &Mailbox,
+        call: impl FnOnce(&mut LiveDisk, &mut Tools<'_>) -> R,
+    ) -> Option<R> {
+        let now = self.now();
+        let Self { live, ring, runtime, epoch, .. } = self;
+        let disk = live.get_mut(usize::from(id.0))?.as_deref_mut()?;
+        let mut tools = Tools { ring: ring.as_mut(), runtime, mailbox, epoch: *epoch, now };
+        Some(call(disk, &mut tools))
+    }
+
+    /// One pass: what is there is popped, what has ended is given back. Returns how many requests
+    /// that were.
+    fn pass(&mut self, mailbox: &Mailbox) -> usize {
+        let now = self.now();
+        let Self { live, ring, runtime, epoch, .. } = self;
+        let mut taken = 0;
+        for disk in live.iter_mut().flatten() {
+            let due = disk.deadline().is_some_and(|at| at <= now);
+            if due || disk.waiting() {
+                let mut tools = Tools { ring: ring.as_mut(), runtime, mailbox, epoch: *epoch, now };
+                taken += disk.pass(&mut tools);
+            }
+        }
+        taken + self.reap(mailbox)
+    }
+
+    /// Has the ring begin with what was pushed, and takes what has ended.
+    fn reap(&mut self, mailbox: &Mailbox) -> usize {
+        let mut ended = 0;
+        loop {
+            let Some(ring) = &mut self.ring else { return 0 };
+            if let Err(error) = ring.submit() {
+                tracing::debug!(%error, "the ring takes no more for now");
+            }
+            let before = ended;
+            while let Some((transfer, result)) = self.ring.as_mut().and_then(Ring::ended) {
+                ended += 1;
+                let Transfer { segments, owner: request, .. } = transfer;
+                let (id, result) = (request.disk, result.map(u64::from));
+                let job = Job { segments, request };
+                self.with(id, mailbox, |disk, tools| disk.ended(job, result, tools));
+            }
+            if ended == before {
+                break;
+            }
+        }
+        if ended > 0 {
+            self.close();
+        }
+        ended
+    }
+
+    /// Shows guests what has ended.
+    fn close(&mut self) {
+        for disk in self.live.iter_mut().flatten() {
+            disk.close_all();
+        }
+    }
+}
+
+impl Worker {
+    /// One pass over the disks; returns the requests taken and ended.
+    #[inline]
+    pub(super) fn pass_disks(&mut self) -> usize {
+        if self.disks.count == 0 || !(self.disks.waiting() || self.disk_due()) {
+            return 0;
+        }
+        self.disks.pass(&self.shared.mailbox)
+    }
+
+    /// Whether a request that waited for its disk's limits may go on.
+    fn disk_due(&self) -> bool {
+        self.disk_deadline().is_some_and(|at| at <= self.disks.now())
+    }
+
+    /// When that is for the first of them, in nanoseconds.
+    pub(super) fn disk_deadline(&self) -> Option<u64> {
+        self.disks.live.iter().flatten().filter_map(|disk| disk.deadline()).min()
+    }
+
+    /// Asks guests to kick; returns whether something is waiting already, and whether there is a
+    /// guest that cannot kick.
+    pub(super) fn arm_disks(&mut self) -> (bool, bool) {
+        let (mut waiting, mut silent) = (false, false);
+        for disk in self.disks.live.iter_mut().flatten() {
+            waiting |= disk.arm();
+            silent |= disk.is_silent();
+        }
+        (waiting || self.disks.ring.as_mut().is_some_and(Ring::ready), silent)
+    }
+
+    /// Carries out a command for a disk.
+    pub(super) fn obey_disk(&mut self, id: DiskId, command: DiskCommand) {
+        let Self { disks, bed, shared, .. } = self;
+        let mailbox = &shared.mailbox;
+        match command {
+            DiskCommand::Add(disk) => disks.add(disk, bed),
+            DiskCommand::Remove(done) => {
+                disks.remove(id);
+                let _ = done.send(());
+            }
+            DiskCommand::Start(index, queue) => {
+                if let Some(kick) = &queue.kick {
+                    bed.add(&**kick, Token::DiskKick(id, index));
+                }
+                disks.with(id, mailbox, |disk, _| disk.start(index, queue));
+            }
+            DiskCommand::Stop(index, done) => {
+                let stop =
+                    |disk: &mut LiveDisk, tools: &mut Tools<'_>| disk.stop(index, done, tools);
+                let kick: Option<Arc<EventFd>> = disks.with(id, mailbox, stop).flatten();
+                if let Some(kick) = kick {
+                    bed.remove(&*kick);
+                }
+            }
+            DiskCommand::SetCall(index, call) => {
+                disks.with(id, mailbox, |disk, _| disk.set_call(index, call));
+            }
+            DiskCommand::SetEnabled(index, on) => {
+                disks.with(id, mailbox, |disk, _| disk.set_enabled(index, on));
+            }
+            DiskCommand::SetRules(rules) => {
+                disks.with(id, mailbox, |disk, _| disk.set_rules(rules));
+            }
+            DiskCommand::SetLimits(limiter) => {
+                disks.with(id, mailbox, |disk, _| disk.set_limits(limiter));
+            }
+            DiskCommand::Slow(job, result) => {
+                disks.with(id, mailbox, |disk, tools| {
+                    disk.slow_ended(*job, result, tools);
+                    disk.close_all();
+                });
+            }
+        }
+        // What was begun here may have to be told to the kernel.
+        disks.reap(mailbox);
+    }
+}
+
+impl Disks {
+    /// The guest kicked a queue.
+    pub(super) fn kicked(&self, id: DiskId, index: u16) {
+        if let Some(Some(disk)) = self.live.get(usize::from(id.0))
+            && let Some(counters) = disk.disk.counters.get(usize::from(index))
+        {
+            counters.kicks.add(1);
+        }
+    }
+
+    fn add(&mut self, disk: Box<LiveDisk>, bed: &Bed) {
+        if self.ring.is_none() {
+            match Ring::new(ENTRIES) {
+                Ok(ring) => {
+                    bed.add(ring.wake_fd(), Token::Ring);
+                    self.ring = Some(ring);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no io_uring: disks are served by other threads, slower");
+                }
+            }
+        }
+        let place = usize::from(disk.id().0);
+        if self.live.len() <= place {
+            self.live.resize_with(place + 1, || None);
+        }
+        if let Some(slot) = self.live.get_mut(place) {
+            *slot = Some(disk);
+            self.count += 1;
+        }
+    }
+
+    fn remove(&mut self, id: DiskId) {
+        if let Some(slot) = self.live.get_mut(usize::from(id.0))
+            && slot.take().is_some()
+        {
+            self.count -= 1;
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Pieces of guest memory that outlive a borrow: what an operation on a file reads or fills.
+
+#![expect(unsafe_code)]
+// UNSAFETY: hands addresses of guest memory to the kernel.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use sys::uring::{IoVec, Job};
+
+use crate::memory::GuestMemory;
+use crate::slice::GuestSlice;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// From a file into guest memory.
+    Read,
+    /// From guest memory into a file.
+    Write,
+}
+
+/// Pieces of one guest's memory, in order, which stays mapped as long as they live.
+///
+/// Pieces that follow each other in memory are one.
+#[derive(Debug)]
+pub struct Segments {
+    memory: Arc<GuestMemory>,
+    /// All of them checked, none of them empty.
+    pieces: Vec<IoVec>,
+    len: u64,
+}
+
+// SAFETY: the pointers are into memory that `memory` keeps mapped and that anybody may change.
+unsafe impl Send for Segments {}
+// SAFETY: as above.
+unsafe impl Sync for Segments {}
+
+impl Segments {
+    /// No pieces yet.
+    #[must_use]
+    pub fn new(memory: &Arc<GuestMemory>) -> Segments {
+        Segments { memory: Arc::clone(memory), pieces: Vec::new(), len: 0 }
+    }
+
+    /// These, if all of them are of this memory.
+    #[must_use]
+    pub fn of<'m>(
+        memory: &'m Arc<GuestMemory>,
+        slices: impl Iterator<Item = GuestSlice<'m>>,
+    ) -> Option<Segments> {
+        let mut segments = Segments::new(memory);
+        for slice in slices {
+            // Whether it is of this memory: of one of the same lifetime it may not be.
+            memory.address(slice)?;
+            segments.push(slice);
+        }
+        Some(segments)
+    }
+
+    fn push(&mut self, slice: GuestSlice<'_>) {
+        if slice.is_empty() {
+            return;
+        }
+        let (base, len) = (slice.ptr.as_ptr(), slice.len());
+        self.len += len as u64;
+        if let Some(last) = self.pieces.last_mut()
+            && last.base.wrapping_add(last.len) == base
+        {
+            last.len += len;
+        } else {
+            self.pieces.push(IoVec { base, len });
+        }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The memory they are in.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Whether every piece begins and ends at a multiple of `align`, a power of two.
+    #[must_use]
+    pub fn is_aligned(&self, align: usize) -> bool {
+        let mask = align.wrapping_sub(1);
+        self.pieces.iter().all(|piece| (piece.base.addr() | piece.len) & mask == 0)
+    }
+
+    /// Takes off the first `n` bytes, at most all.
+    pub fn advance(&mut self, n: u64) {
+        let mut left = n.min(self.len);
+        self.len -= left;
+        let gone = self.pieces.iter().take_while(|piece| {
+            let whole = piece.len as u64 <= left;
+            if whole {
+                left -= piece.len as u64;
+            }
+            whole
+        });
+        let gone = gone.count();
+        self.pieces.drain(..gone);
+        if let Some(first) = self.pieces.first_mut() {
+            // Less than the piece has.
+            let n = left as usize;
+            first.base = first.base.wrapping_add(n);
+            first.len -= n;
+        }
+    }
+
+    /// Copies the first bytes into `to`: as many as the shorter of the two has. Returns that number.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let mut done = 0;
+        for slice in self.slices() {
+            done += slice.copy_to(to.get_mut(done..).unwrap_or_default());
+        }
+        done
+    }
+
+    /// Copies `from` to the first bytes: as many as the shorter of the two has. Returns that number.
+    pub fn copy_from(&self, from: &[u8]) -> usize {
+        let mut done = 0;
+        for slice in self.slices() {
+            done += slice.copy_from(from.get(done..).unwrap_or_default());
+        }
+        done
+    }
+
+    fn slices(&self) -> impl Iterator<Item = GuestSlice<'_>> {
+        self.pieces.iter().flat_map(|piece| {
+            // Adjacent buffers may be one piece of more than 4 GiB.
+            let most = u32::MAX as usize & !0xfff;
+            let starts = (0..piece.len).step_by(most);
+            starts.filter_map(move |start| {
+                let ptr = NonNull::new(piece.base.wrapping_add(start))?;
+                let len = (piece.len - start).min(most) as u32;
+                Some(GuestSlice { ptr, len, memory: std::marker::PhantomData })
+            })
+        })
+    }
+
+    /// Reads from or writes to a file at `offset`, in bytes, in one system call: preadv2(2),
+    /// pwritev2(2). With `nowait` nothing is waited for (`RWF_NOWAIT`). The kernel accesses guest
+    /// memory itself. Returns how many bytes were moved.
+    ///
+    /// # Errors
+    /// What the kernel reports: `EFAULT` where guest memory has vanished, `EAGAIN` with `nowait`.
+    pub fn transfer(
+        &self,
+        access: Access,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        nowait: bool,
+    ) -> io::Result<u64> {
+        let list = self.pieces.as_ptr().cast::<libc::iovec>();
+        let count = self.pieces.len() as libc::c_int;
+        let flags = if nowait { libc::RWF_NOWAIT } else { 0 };
+        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let fd = file.as_raw_fd();
+        // SAFETY: IoVec is laid out as struct iovec; the pieces are mapped as long as this value
+        // lives, and anybody may change what is in them.
+        let moved = unsafe {
+            match access {
+                Access::Read => libc::preadv2(fd, list, count, offset, flags),
+                Access::Write => libc::pwritev2(fd, list, count, offset, flags),
+            }
+        };
+        u64::try_from(moved).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+/// Pieces of guest memory and a file between which bytes are moved, by a [`sys::uring::Ring`], and
+/// what their owner wants to know when they have been.
+#[derive(Debug)]
+pub struct Transfer<T> {
+    /// What is still to be moved.
+    pub segments: Segments,
+    /// From where, or to where.
+    pub file: Arc<File>,
+    /// The owner's.
+    pub owner: T,
+}
+
+// SAFETY: pieces are mapped as long as the value lives, belong to the guest, and are listed on the
+// heap; whoever moves the value cannot change the list.
+unsafe impl<T> Job for Transfer<T> {
+    fn pieces(&self) -> &[IoVec] {
+        &self.segments.pieces
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;
