@@ -12,9 +12,11 @@
 
 pub mod channel;
 mod cpus;
+mod disk;
 mod error;
 pub mod feature;
 mod flow;
+mod image;
 mod mac;
 mod name;
 mod network;
@@ -29,8 +31,16 @@ mod vm;
 mod worker;
 
 pub use cpus::{BadCpuList, CpuList};
+pub use disk::{
+    DEFAULT_DISK_QUEUES, Disk, DiskCache, DiskConfig, DiskLimits, DiskOperations, DiskQueue,
+    MAX_DISK_QUEUES,
+};
 pub use error::{Error, ErrorBody, ErrorCode};
 pub use flow::{Flow, PACKET_SIZE, Step, Why};
+pub use image::{
+    BadImageName, Export, Image, ImageCheck, ImageConfig, ImageFormat, ImageName, Import, Progress,
+    Resize, Snapshot,
+};
 pub use mac::{BadMac, Mac};
 pub use name::{BadName, Name};
 pub use network::{FdbEntry, Network, NetworkConfig};
