@@ -207,8 +207,8 @@ pub trait Device: Send + 'static {
     /// What is notified ([`Notify::notify_one`], from any thread) when the configuration space has changed other than by
     /// a write of the guest.  Asked for when a front end connects; `None`: it never changes.
     ///
-    /// The front end is told as soon as it can be.  Many changes may be told as one, and a change while nobody is
-    /// connected is told to the next front end, which may still know what its last session had.
+    /// The front end is told once a queue runs and its socket has room.  Many changes may be told as one, and a change
+    /// while nobody is connected is told to the next front end, which may still know what its last session had.
     fn changes(&self) -> Option<Arc<Notify>> {
         None
     }

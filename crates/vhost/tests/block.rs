@@ -408,7 +408,6 @@ fn the_configuration_space_is_written_to_the_device() {
 #[test]
 fn changes_are_told_on_a_stream_socket() {
     let mut host = host(SPLIT);
-    assert!(host.session.tells_changes());
     for _ in 0..2 {
         let (_ours, theirs) = UnixStream::pair().unwrap();
         let lines = host.acked(SET_BACKEND_REQ_FD, &[], vec![theirs.into()]);
@@ -433,9 +432,16 @@ fn changes_are_told_on_a_stream_socket() {
         assert_eq!(lines, refused(21, "not-a-socket"), "{what}");
     }
     assert_eq!(host.plain(SET_BACKEND_REQ_FD, &[], pipe()), ["close not-a-socket"]);
-    for without in [protocol::CONFIG, protocol::BACKEND_REQ] {
+    // Only to those who want to know, and only while their device runs.
+    for (without, wanted) in [(0, true), (protocol::CONFIG, false), (protocol::BACKEND_REQ, false)]
+    {
         let mut host = self::host(SPLIT);
         host.plain(SET_PROTOCOL_FEATURES, &n(protocol::BLOCK & !without), vec![]);
+        host.share();
+        assert!(!host.session.tells_changes());
+        assert_eq!(start(&mut host, 0), started(0));
+        assert_eq!(host.session.tells_changes(), wanted);
+        host.plain(GET_VRING_BASE, &pair(0, 0), vec![]);
         assert!(!host.session.tells_changes());
     }
 }

@@ -9,10 +9,11 @@ use std::fs::{self, File};
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::port::{Port, alone, open_descriptors, wait};
+use common::port::{Port, alone, open_descriptors, spec, wait};
 use common::{addr, n, pair, region_spec, single, table};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -20,8 +21,11 @@ use tempfile::TempDir;
 use testkit::driver::{Buffer, DriverQueue, RingSpec, Shape};
 use testkit::frontend::request::*;
 use testkit::frontend::{
-    Frontend, Pages, REPLY, Region, SharedMemory, VERSION, feature, message, protocol,
+    Frontend, Inflight, Pages, REPLY, Region, SharedMemory, VERSION, feature, inflight_body,
+    message, protocol,
 };
+use vhost_session::DeviceSpec;
+use vhost_session::socket::Endpoint;
 
 const MIB: u64 = 1 << 20;
 
@@ -36,7 +40,9 @@ impl Target {
     fn new() -> Target {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("port.sock");
-        let port = Port::server(&path);
+        // A device that offers everything there is.
+        let spec = DeviceSpec { config_size: 10, inflight: true, ..spec() };
+        let port = Port::serve_as(Endpoint::server(&path).unwrap(), spec, |_| {});
         Target { _dir: dir, path, port, ended: 0 }
     }
 
@@ -330,6 +336,89 @@ fn memory_that_vanishes() {
     }
 }
 
+/// Memory for requests in flight that is no memory, or is taken back while the device writes to it.
+#[test]
+fn memory_for_requests_in_flight_that_lies() {
+    let _alone = alone();
+    let mut target = Target::new();
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let (short, locked) = (plain_memfd(100), read_only(MIB));
+    let body = inflight_body(MIB, 0, 2, 16);
+    for (body, fd, name) in [
+        (&body, pipe.as_fd(), "inflight-not-mapped"),
+        (&body, zero.as_fd(), "inflight-not-mapped"),
+        (&body, locked.as_fd(), "inflight-not-mapped"),
+        (&inflight_body(MIB, MIB, 2, 16), locked.as_fd(), "inflight-not-mapped"),
+        (&inflight_body(1 << 62, 1 << 62, 2, 16), short.as_fd(), "inflight-not-mapped"),
+        (&inflight_body(u64::MAX, !7, 4, 32768), short.as_fd(), "inflight-not-mapped"),
+        (&inflight_body(u64::MAX, u64::MAX, 4, 32768), short.as_fd(), "bad-inflight"),
+        (&inflight_body(MIB, 0, u16::MAX, u16::MAX), short.as_fd(), "bad-inflight"),
+        (&inflight_body(MIB, 0, 0, 0), short.as_fd(), "bad-inflight"),
+    ] {
+        let ended = target.attack(|frontend| {
+            let offer = n(protocol::INFLIGHT_SHMFD);
+            push(frontend, &message(SET_PROTOCOL_FEATURES, VERSION, &offer), &[]);
+            push(frontend, &message(SET_INFLIGHT_FD, VERSION, body), &[fd]);
+        });
+        assert_eq!(ended, name, "{body:x?}");
+    }
+
+    for _ in 0..10 {
+        let file = plain_memfd(MIB);
+        let fd = file.try_clone().unwrap();
+        let mut frontend = target.connect();
+        frontend.negotiate(feature::VERSION_1, protocol::BLOCK).unwrap();
+        let inflight = Inflight { mmap_size: MIB, mmap_offset: 0, queues: 2, queue_size: 16, fd };
+        frontend.set_inflight(&inflight).unwrap();
+        let memory = SharedMemory::new(&[(0, MIB)], Pages::Small).unwrap();
+        frontend.set_mem_table(&memory).unwrap();
+        let ring = RingSpec::new(false, 16, 0x1_0000);
+        let mut queue = DriverQueue::new(memory.guest(), &ring).unwrap();
+        frontend.start_queue(1, &memory, &queue).unwrap();
+        for round in 0..10 {
+            if round == 5 {
+                ftruncate(&file, 0).unwrap();
+            }
+            queue.add(&[Buffer { gpa: 0, len: 64 }], &[], Shape::Direct).unwrap();
+            queue.expose();
+            wait(|| queue.has_used(), || "the device goes on".into());
+            while queue.collect().unwrap().is_some() {}
+        }
+        frontend.stop_queue(1).unwrap();
+        drop(frontend);
+        assert_eq!(target.end(), "closed");
+        target.honest();
+    }
+}
+
+/// Sockets for the back end's requests on which nobody listens, or the wrong one does.
+#[test]
+fn sockets_that_lead_nowhere() {
+    let _alone = alone();
+    let mut target = Target::new();
+    let (pipe, _reader) = std::io::pipe().unwrap();
+    let not_a_socket = target.attack(|frontend| {
+        push(frontend, &message(SET_PROTOCOL_FEATURES, VERSION, &n(protocol::BACKEND_REQ)), &[]);
+        push(frontend, &message(SET_BACKEND_REQ_FD, VERSION, &[]), &[pipe.as_fd()]);
+    });
+    assert_eq!(not_a_socket, "not-a-socket");
+
+    // Its own end of the connection: what the port says there, the port hears.
+    let mut frontend = target.connect();
+    frontend.negotiate(feature::VERSION_1, protocol::BLOCK).unwrap();
+    let memory = SharedMemory::new(&[(0, MIB)], Pages::Small).unwrap();
+    frontend.set_mem_table(&memory).unwrap();
+    let queue = DriverQueue::new(memory.guest(), &RingSpec::new(false, 16, 0x1_0000)).unwrap();
+    frontend.start_queue(1, &memory, &queue).unwrap();
+    let own = frontend.socket().try_clone().unwrap();
+    frontend.set(SET_BACKEND_REQ_FD, &[], &[own.as_fd()]).unwrap();
+    target.port.changes.notify_one();
+    assert_eq!(target.end(), "body-size");
+    drop((frontend, own));
+    target.honest();
+}
+
 /// Thousands of sessions of noise, some of it shaped like messages.
 #[test]
 fn noise_leaves_nothing_behind() {
@@ -340,6 +429,7 @@ fn noise_leaves_nothing_behind() {
     let files = odd_files(dir.path());
     let eventfd = sys::EventFd::new().unwrap();
     let memory = plain_memfd(MIB);
+    let (socket, _peer) = UnixStream::pair().unwrap();
     let mut flat = (0, 0);
     const ROUNDS: u64 = 400;
     for round in 0..ROUNDS {
@@ -350,10 +440,14 @@ fn noise_leaves_nothing_behind() {
             let mut body: Vec<u8> = (0..size).map(|_| random.byte()).collect();
             let flags = [VERSION, VERSION | 8, random.below(16) as u32][random.below(3) as usize];
             if request == SET_PROTOCOL_FEATURES && body.len() == 8 {
-                body = n(protocol::NET).to_vec();
+                body = n(protocol::NET | protocol::BLOCK).to_vec();
             }
-            let fd = match random.below(4) {
+            if round % 10 == 0 {
+                target.port.changes.notify_one();
+            }
+            let fd = match random.below(5) {
                 0 => eventfd.as_fd(),
+                2 => socket.as_fd(),
                 1 => memory.as_fd(),
                 _ => files[random.below(files.len() as u64) as usize].as_fd(),
             };

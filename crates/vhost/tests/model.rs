@@ -557,6 +557,8 @@ proptest! {
             let running: Vec<u16> = host.session.running().collect();
             let expect: Vec<u16> = (0..4).filter(|q| model.running(usize::from(*q))).collect();
             prop_assert_eq!(running, expect, "{:?} {:?}", op, log);
+            let tells = model.disk && model.any_running();
+            prop_assert_eq!(host.session.tells_changes(), tells, "{:?} {:?}", op, log);
             if let Some(setup) = host.last_start.take() {
                 let told = setup.inflight.map(|area| area.len() as u64);
                 let known = model.inflight.map(|(_, size, _)| room(model.packed(), size));

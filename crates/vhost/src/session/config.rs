@@ -83,10 +83,12 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the front end wants to know of changes of the configuration space.
+    /// Whether the front end is to be told of changes of the configuration space now: it wants to know of them, and a
+    /// queue runs.  QEMU passes over what it is told earlier, and its older versions do not survive it.
     #[must_use]
     pub fn tells_changes(&self) -> bool {
-        self.negotiated(Protocol::CONFIG) && self.negotiated(Protocol::BACKEND_REQ)
+        let wanted = self.negotiated(Protocol::CONFIG) && self.negotiated(Protocol::BACKEND_REQ);
+        wanted && self.running().next().is_some()
     }
 }
 
