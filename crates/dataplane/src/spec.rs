@@ -134,6 +134,9 @@ pub struct DiskSpec {
     pub limits: DiskLimits,
     /// virtio feature bits not to offer.
     pub features_off: u64,
+    /// File that says, by being there, that the guest asked for writethrough: front ends do not say
+    /// it again to the next process. `None`: it is forgotten.
+    pub writethrough: Option<PathBuf>,
     /// The worker that serves it; `None`: the one with the most room.
     pub worker: Option<u16>,
 }

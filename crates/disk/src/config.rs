@@ -164,6 +164,8 @@ pub struct Config {
     spec: DiskSpec,
     negotiated: u64,
     writeback: bool,
+    /// The guest asked for writethrough, and not for writeback since.
+    writethrough: bool,
 }
 
 impl Config {
@@ -198,7 +200,7 @@ impl Config {
         if spec.discard.is_some_and(|discard| discard.alignment == 0) {
             return Err(SpecError::Alignment);
         }
-        Ok(Config { spec, negotiated: 0, writeback: true })
+        Ok(Config { spec, negotiated: 0, writeback: true, writethrough: false })
     }
 
     /// The device's features to offer: section 5.2.3. Those of rings and of vhost-user are others'.
@@ -222,10 +224,22 @@ impl Config {
     /// A driver chose these features; bits that were not offered count for nothing.
     ///
     /// The cache is writeback with a driver that can flush it, and writethrough with another one
-    /// (5.2.5.2).
+    /// (5.2.5.2). It stays writethrough if a guest asked for that: a front end that comes back does
+    /// not say again what its guest wrote, and that guest does not flush.
     pub fn negotiate(&mut self, driver: u64) {
         self.negotiated = driver & self.features();
-        self.writeback = self.negotiated & FLUSH != 0;
+        self.writeback = self.negotiated & FLUSH != 0 && !self.writethrough;
+    }
+
+    /// Whether a guest asked for writethrough: for who keeps it over a restart.
+    #[must_use]
+    pub fn asked_writethrough(&self) -> bool {
+        self.writethrough
+    }
+
+    /// A guest asked an earlier device for writethrough.
+    pub fn keep_writethrough(&mut self) {
+        (self.writethrough, self.writeback) = (true, false);
     }
 
     /// Takes a write of the driver to the configuration space, `offset` in bytes. The cache mode
@@ -237,6 +251,7 @@ impl Config {
         match (offset, bytes) {
             (WRITEBACK_OFFSET, &[mode @ (0 | 1)]) if self.negotiated & CONFIG_WCE != 0 => {
                 self.writeback = mode == 1;
+                self.writethrough = mode == 0;
                 Ok(())
             }
             _ => Err(BadWrite),

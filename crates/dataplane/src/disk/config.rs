@@ -1,6 +1,7 @@
 //! A disk made from its specification, and the device its sessions serve.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::SystemTime;
@@ -120,7 +121,11 @@ pub(crate) fn create(
     }
     let name = spec.name.clone();
     let look = look(spec).map_err(|source| HostError::DiskImage { disk: name.clone(), source })?;
-    let config = Config::new(look).map_err(|source| HostError::DiskLook { disk: name, source })?;
+    let mut config =
+        Config::new(look).map_err(|source| HostError::DiskLook { disk: name, source })?;
+    if spec.writethrough.as_ref().is_some_and(|path| path.exists()) {
+        config.keep_writethrough();
+    }
     let features = (ring_features() | config.features()) & !spec.features_off;
     let endpoint = match spec.mode {
         SocketMode::Server => Endpoint::server(&spec.socket)?,
@@ -147,7 +152,10 @@ pub(crate) fn create(
         faults: report,
     });
     let live = Box::new(LiveDisk::new(Arc::clone(&disk), rules, limiter(&spec.limits, now)));
-    let device = DiskDevice { disk: Arc::clone(&disk), workers: Arc::clone(workers), faults };
+    // A guest that is there already may know another size than the image has by now.
+    disk.changed.notify_one();
+    let (kept, workers) = (spec.writethrough.clone(), Arc::clone(workers));
+    let device = DiskDevice { disk: Arc::clone(&disk), workers, faults, kept };
     let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
     Ok((disk, live, Made { endpoint, device, spec }))
 }
@@ -176,9 +184,23 @@ struct DiskDevice {
     disk: Arc<Disk>,
     workers: Arc<Workers>,
     faults: mpsc::UnboundedReceiver<(u16, String)>,
+    /// The file that says that its guest asked for writethrough.
+    kept: Option<PathBuf>,
 }
 
 impl DiskDevice {
+    /// Keeps for a successor whether the guest asked for writethrough.
+    fn keep_cache_mode(&self) -> io::Result<()> {
+        let Some(path) = &self.kept else { return Ok(()) };
+        if self.disk.config.lock().asked_writethrough() {
+            return std::fs::write(path, "");
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn command(&self, command: DiskCommand) {
         self.disk.command(&self.workers, command);
     }
@@ -266,6 +288,10 @@ impl Device for DiskDevice {
         let written = self.disk.config.lock().write(offset, bytes);
         written.map_err(|refused| ConfigRefused { reason: refused.to_string() })?;
         self.rules();
+        if let Err(error) = self.keep_cache_mode() {
+            let lost = "after a restart of this program writes may be cached that should not be";
+            tracing::error!(disk = %self.disk.name, %error, "the cache mode is not kept: {lost}");
+        }
         Ok(())
     }
 

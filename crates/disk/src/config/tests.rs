@@ -148,3 +148,22 @@ fn impossible_disks_are_refused() {
     let bad = Some(ZeroLimits { max_sectors: 0, ..zeroes });
     assert_eq!(new(DiskSpec { write_zeroes: bad, ..spec() }), ranges(1, 0));
 }
+
+#[test]
+fn a_guest_that_asked_for_writethrough_keeps_it() {
+    let mut config = Config::new(spec()).unwrap();
+    let driver = config.features();
+    config.negotiate(driver);
+    assert!(config.rules().writeback && !config.asked_writethrough());
+    config.write(WRITEBACK_OFFSET, &[0]).unwrap();
+    assert!(config.asked_writethrough());
+    // It comes back, to this device or to its successor.
+    config.negotiate(driver);
+    assert!(!config.rules().writeback);
+    let mut successor = Config::new(spec()).unwrap();
+    successor.keep_writethrough();
+    successor.negotiate(driver);
+    assert!(!successor.rules().writeback);
+    successor.write(WRITEBACK_OFFSET, &[1]).unwrap();
+    assert!(successor.rules().writeback && !successor.asked_writethrough());
+}
