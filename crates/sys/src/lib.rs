@@ -4,8 +4,9 @@
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
 //! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
 //! all others), [`clock`] (the processor's own), [`bpf`] (programs on an interface),
-//! [`wakeup`] (of a CPU), [`uring`] (files read and written while a thread goes on), [`memfd`], [`prefer_huge_pages`], [`prefetch`]
-//! (cache lines) and [`Words`] (numbers in a mapped file).
+//! [`wakeup`] (of a CPU), [`uring`] (files read and written while a thread goes on), [`memfd`],
+//! [`prefer_huge_pages`], [`prefetch`] (cache lines), [`ofd`] (locks of files) and [`Words`] (numbers
+//! in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
 //! inherited by a child.
@@ -21,6 +22,7 @@ pub mod clock;
 mod eventfd;
 mod memory;
 pub mod numa;
+pub mod ofd;
 pub mod prefetch;
 pub mod priority;
 pub mod scm;
