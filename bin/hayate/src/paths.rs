@@ -41,6 +41,29 @@ impl Paths {
         self.run.join("rings")
     }
 
+    /// Directory of disks' sockets that were given no path, and of what is kept for disks.
+    pub(crate) fn disks(&self) -> PathBuf {
+        self.run.join("disks")
+    }
+
+    /// Directory of images, unless the configuration says another.
+    pub(crate) fn images(&self) -> PathBuf {
+        self.state.join("images")
+    }
+
+    /// The socket of a disk, its own or the default.
+    pub(crate) fn disk_socket(&self, name: &api::Name, config: &api::DiskConfig) -> PathBuf {
+        match &config.socket {
+            Some(socket) => socket.clone(),
+            None => self.disks().join(format!("{name}.sock")),
+        }
+    }
+
+    /// The file that says that the guest of a disk asked for writethrough.
+    pub(crate) fn writethrough(&self, name: &api::Name) -> PathBuf {
+        self.disks().join(format!("{name}.writethrough"))
+    }
+
     /// File with the daemon's process number, for people and init scripts.
     pub(crate) fn pid_file(&self) -> PathBuf {
         self.run.join("hayate.pid")

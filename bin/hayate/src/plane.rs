@@ -3,9 +3,11 @@
 //! Called by the registry on the daemon's control thread. Handles are not checked here: whoever
 //! holds one has not given it back yet.
 
+pub(crate) mod disk;
 mod flow;
 mod router;
 
+pub(crate) use disk::{DiskHandle, DiskPlace};
 pub(crate) use flow::{Bypassed, Seen};
 pub(crate) use router::{Gone, PlaneRouter};
 
@@ -153,12 +155,7 @@ impl Plane {
     /// What the port is doing; `None` once it is closed.
     pub(crate) fn live(&self, port: PortHandle) -> Option<Live> {
         let status = self.host.port_status(port)?;
-        let (state, failure) = match status.state {
-            dataplane::PortState::Waiting => (PortState::Waiting, None),
-            dataplane::PortState::Connected => (PortState::Connected, None),
-            dataplane::PortState::Running => (PortState::Running, None),
-            dataplane::PortState::Faulted { reason } => (PortState::Faulted, Some(reason)),
-        };
+        let (state, failure) = disk::state(&status.state);
         Some(Live {
             state,
             since: status.since.into(),
@@ -230,10 +227,7 @@ fn kind(config: &api::PortConfig, socket: PathBuf, rings: PathBuf) -> dataplane:
     match config.kind {
         api::PortKind::Vhost => dataplane::PortKind::Vhost(VhostSpec {
             socket,
-            mode: match config.mode.unwrap_or_default() {
-                api::SocketMode::Server => dataplane::SocketMode::Server,
-                api::SocketMode::Client => dataplane::SocketMode::Client,
-            },
+            mode: socket_mode(config.mode),
             queues,
             moderation: match config.moderation.unwrap_or_default() {
                 api::Moderation::Off => dataplane::Moderation::Off,
@@ -251,6 +245,13 @@ fn kind(config: &api::PortConfig, socket: PathBuf, rings: PathBuf) -> dataplane:
             netns: config.netns.clone(),
             queues,
         }),
+    }
+}
+
+fn socket_mode(mode: Option<api::SocketMode>) -> dataplane::SocketMode {
+    match mode.unwrap_or_default() {
+        api::SocketMode::Server => dataplane::SocketMode::Server,
+        api::SocketMode::Client => dataplane::SocketMode::Client,
     }
 }
 

@@ -108,6 +108,23 @@ impl fmt::Display for ImageFormat {
     }
 }
 
+impl FromStr for ImageFormat {
+    type Err = BadImageFormat;
+
+    fn from_str(text: &str) -> Result<Self, BadImageFormat> {
+        match text {
+            "raw" => Ok(Self::Raw),
+            "qcow2" => Ok(Self::Qcow2),
+            _ => Err(BadImageFormat),
+        }
+    }
+}
+
+/// A text that is not an [`ImageFormat`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this is not a format: raw or qcow2 is")]
+pub struct BadImageFormat;
+
 /// An image as the daemon shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Image {

@@ -38,8 +38,8 @@ pub use disk::{
 pub use error::{Error, ErrorBody, ErrorCode};
 pub use flow::{Flow, PACKET_SIZE, Step, Why};
 pub use image::{
-    BadImageName, Export, Image, ImageCheck, ImageConfig, ImageFormat, ImageName, Import, Progress,
-    Resize, Snapshot,
+    BadImageFormat, BadImageName, Export, Image, ImageCheck, ImageConfig, ImageFormat, ImageName,
+    Import, Progress, Resize, Snapshot,
 };
 pub use mac::{BadMac, Mac};
 pub use name::{BadName, Name};

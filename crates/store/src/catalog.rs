@@ -36,7 +36,7 @@ use crate::align::{Alignment, Cache, open};
 use crate::error::Context;
 use crate::image::{Hold, Image};
 use crate::lock::{self, Holder};
-use crate::meta::{Meta, sync_dir};
+use crate::meta::{Meta, file_name, sync_dir};
 use crate::qcow2::{Backing, Header, HeaderError, Parts, Qcow2, Storage, check};
 use crate::{Format, ImageName, Owner, Raw, SECTOR, StoreError};
 
@@ -175,7 +175,7 @@ impl Catalog {
     }
 
     fn file_of(&self, name: &ImageName, meta: &Meta) -> PathBuf {
-        self.dir_of(name).join(meta.format.file_name())
+        self.dir_of(name).join(file_name(meta.format))
     }
 
     fn meta(&self, name: &ImageName) -> Result<Meta, StoreError> {
@@ -401,7 +401,7 @@ fn check_after_crash(name: &ImageName, dir: &Path, header: &Header) -> Result<()
     if !Owner::load(dir).is_some_and(|owner| owner.is_of_another_boot()) {
         return Ok(());
     }
-    let path = dir.join(Format::Qcow2.file_name());
+    let path = dir.join(file_name(Format::Qcow2));
     let file = File::open(&path).on("open", &path)?;
     let report = check(&file, header).on("check", &path)?;
     if report.is_sound() {

@@ -10,14 +10,8 @@ use crate::{ImageName, Owner};
 #[non_exhaustive]
 pub enum StoreError {
     /// The text cannot name an image.
-    #[error(
-        "{text:?} is not the name of an image: NAME or NAME@SNAPSHOT, each 1 to 63 letters, digits, \
-         '.', '_' or '-', not beginning with '.'"
-    )]
-    BadName {
-        /// What was given, shortened.
-        text: String,
-    },
+    #[error(transparent)]
+    BadName(#[from] api::BadImageName),
     /// No such image.
     #[error("there is no image {0}")]
     NotFound(ImageName),

@@ -35,19 +35,18 @@ mod error;
 mod image;
 mod lock;
 mod meta;
-mod name;
 mod progress;
 mod qcow2;
 mod raw;
 
 pub use align::{Alignment, Cache};
+pub use api::{ImageFormat as Format, ImageName};
 pub use catalog::{
     Access, Catalog, Details, Digest, Export, Import, Imported, MAX_CHAIN, MAX_SIZE, Summary, Usage,
 };
 pub use error::StoreError;
 pub use image::Image;
-pub use meta::{Format, Owner};
-pub use name::ImageName;
+pub use meta::Owner;
 pub use progress::Progress;
 pub use qcow2::{Extent, Qcow2, Report};
 pub use raw::Raw;

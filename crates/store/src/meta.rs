@@ -4,14 +4,13 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::SystemTime;
 
 use api::Timestamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::error::Context;
-use crate::{ImageName, StoreError};
+use crate::{Format, ImageName, StoreError};
 
 /// File name of what an image is.
 pub(crate) const META: &str = "meta.json";
@@ -22,54 +21,11 @@ const MAX_JSON: u64 = 64 << 10;
 /// The only layout of `meta.json` so far.
 const VERSION: u32 = 1;
 
-/// How the bytes of a disk are laid out in its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// As they are.
-    Raw,
-    /// Clusters behind two levels of tables, where what was never written takes no space.
-    Qcow2,
-}
-
-impl Format {
-    /// Its name, as in QEMU: `raw` or `qcow2`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Qcow2 => "qcow2",
-        }
-    }
-
-    /// Name of the file of an image of this format, inside the image's directory.
-    pub(crate) fn file_name(self) -> &'static str {
-        match self {
-            Self::Raw => "image.raw",
-            Self::Qcow2 => "image.qcow2",
-        }
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-/// A text that is not a [`Format`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not a format: raw or qcow2 is")]
-pub struct BadFormat;
-
-impl FromStr for Format {
-    type Err = BadFormat;
-
-    fn from_str(text: &str) -> Result<Self, BadFormat> {
-        match text {
-            "raw" => Ok(Self::Raw),
-            "qcow2" => Ok(Self::Qcow2),
-            _ => Err(BadFormat),
-        }
+/// Name of the file of an image of this format, inside the image's directory.
+pub(crate) fn file_name(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "image.raw",
+        Format::Qcow2 => "image.qcow2",
     }
 }
 
@@ -119,7 +75,7 @@ impl Meta {
 
     /// The text that a qcow2 header has for the backing file `backing`, which is of `format`.
     pub(crate) fn backing_path(backing: &ImageName, format: Format) -> String {
-        format!("../{backing}/{}", format.file_name())
+        format!("../{backing}/{}", file_name(format))
     }
 }
 

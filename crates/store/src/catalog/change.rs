@@ -13,7 +13,7 @@ use super::{Access, CLONES, Catalog, Draft, Link, MAX_CHAIN, OLD, check_size, st
 use crate::align::Cache;
 use crate::error::Context;
 use crate::lock;
-use crate::meta::{Meta, sync_dir};
+use crate::meta::{Meta, file_name, sync_dir};
 use crate::qcow2::Storage;
 use crate::{Format, ImageName, Owner, StoreError};
 
@@ -132,7 +132,7 @@ impl Catalog {
         // Whatever meta.json says: nobody has a file of an image open that is locked here.
         let mut files = Vec::new();
         for format in [Format::Raw, Format::Qcow2] {
-            let path = dir.join(format.file_name());
+            let path = dir.join(file_name(format));
             let file = match File::options().read(true).write(true).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file.on("open", &path)?,
@@ -169,7 +169,7 @@ impl Draft {
     /// Makes the image's file and `meta.json`, lasting. `backing` is the format of the image behind
     /// it, if there is one.
     pub(super) fn fill(&self, meta: &Meta, backing: Option<Format>) -> Result<(), StoreError> {
-        let path = self.dir.path().join(meta.format.file_name());
+        let path = self.dir.path().join(file_name(meta.format));
         let file = File::options().read(true).write(true).create_new(true).open(&path);
         let file = file.on("make", &path)?;
         match meta.format {

@@ -8,6 +8,7 @@ use api::Timestamp;
 use super::{Catalog, MAX_CHAIN};
 use crate::error::Context;
 use crate::lock::{self, Holder};
+use crate::meta::file_name;
 use crate::qcow2::{Header, HeaderError, Report, check};
 use crate::{Format, ImageName, Owner, StoreError};
 
@@ -82,7 +83,7 @@ impl Catalog {
         }
         let mut clones: Vec<_> = self.clones(name)?.collect();
         clones.sort();
-        let path = self.dir_of(name).join(summary.format.file_name());
+        let path = self.dir_of(name).join(file_name(summary.format));
         let file = File::open(&path).on("open", &path)?;
         let usage = match lock::holder(&file).on("look at", &path)? {
             Holder::Nobody => Usage::Free,

@@ -14,7 +14,7 @@ use super::{Catalog, check_size, stack, step};
 use crate::align::Cache;
 use crate::copy::{Source, Target, copy, digest};
 use crate::error::Context;
-use crate::meta::{Meta, sync_dir};
+use crate::meta::{Meta, file_name, sync_dir};
 use crate::progress::Reporter;
 use crate::qcow2::{Header, HeaderError, Storage};
 use crate::{Format, ImageName, Progress, SECTOR, StoreError, lock};
@@ -120,7 +120,7 @@ impl Catalog {
         step(&self.dir);
         let mut meta = Meta::new(how.format, size, None);
         draft.fill(&meta, None)?;
-        let image = draft.dir.path().join(how.format.file_name());
+        let image = draft.dir.path().join(file_name(how.format));
         // That of a raw file is computed on the way.
         let hashed = sum.as_mut().filter(|_| matches!(source, Source::Raw { .. }));
         write_disk(&image, how.format, &source, size, hashed, &mut reporter)?;

@@ -1,0 +1,310 @@
+//! Disks come and go.
+
+use super::checks::{exists, invalid, not_static};
+use super::images::refusal;
+use super::{Disk, Failure, OpenDisk, Registry, host, not_found};
+use crate::plane::{DiskPlace, disk};
+use api::{DiskConfig, DiskLimits, Error, ErrorCode, Name, Origin, PortState, SocketMode, feature};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use store::{Access, Cache, Owner, StoreError};
+use tracing::{info, warn};
+
+/// How long an image that is still in use is waited for at a start: what a predecessor that was
+/// killed had given to the kernel ends first.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
+
+impl Registry {
+    /// Makes a disk and opens it; `false` if it was there already, made the same way.
+    pub(crate) async fn add_disk(
+        &self,
+        name: &Name,
+        config: DiskConfig,
+    ) -> Result<(api::Disk, bool), Error> {
+        let _changing = self.changing.lock().await;
+        let same =
+            self.tables.read().disks.get(name).map(|disk| self.same_disk(name, &disk.config, &config));
+        match same {
+            Some(true) => return Ok((self.disk(name)?, false)),
+            Some(false) => return Err(exists("disk", name)),
+            None => {}
+        }
+        self.check_disk(name, &config)?;
+        self.forget_disk(name);
+        let open = self.open_disk(name, &config, Duration::ZERO).await?;
+        let disk = Disk { config, origin: Origin::Runtime, open: Ok(open) };
+        self.tables.write().disks.insert(name.clone(), disk);
+        if let Err(error) = self.save().await {
+            let disk = self.tables.write().disks.remove(name);
+            if let Some(Ok(open)) = disk.map(|disk| disk.open) {
+                self.close_disk(name, open).await;
+            }
+            return Err(error);
+        }
+        info!("disk {name} added");
+        Ok((self.disk(name)?, true))
+    }
+
+    /// Closes a disk and forgets it; its image stays.
+    pub(crate) async fn remove_disk(&self, name: &Name) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
+        let disk = {
+            let mut tables = self.tables.write();
+            let disk = tables.disks.get(name).ok_or_else(|| not_found("disk", name))?;
+            not_static(self, "disk", name, disk.origin)?;
+            tables.disks.remove(name).ok_or_else(|| not_found("disk", name))?
+        };
+        if let Err(error) = self.save().await {
+            self.tables.write().disks.insert(name.clone(), disk);
+            return Err(error);
+        }
+        if let Ok(open) = disk.open {
+            self.close_disk(name, open).await;
+        }
+        self.forget_disk(name);
+        info!("disk {name} removed");
+        Ok(())
+    }
+
+    /// Keeps a disk to other limits from now on.
+    pub(crate) async fn limit_disk(
+        &self,
+        name: &Name,
+        limits: DiskLimits,
+    ) -> Result<api::Disk, Error> {
+        limits.check().map_err(|wrong| invalid(&wrong))?;
+        let _changing = self.changing.lock().await;
+        let (handle, before) = {
+            let mut tables = self.tables.write();
+            let disk = tables.disks.get_mut(name).ok_or_else(|| not_found("disk", name))?;
+            not_static(self, "disk", name, disk.origin)?;
+            let before = std::mem::replace(&mut disk.config.limits, limits.clone());
+            (disk.open.as_ref().ok().map(|open| open.handle), before)
+        };
+        if let Err(error) = self.save().await {
+            if let Some(disk) = self.tables.write().disks.get_mut(name) {
+                disk.config.limits = before;
+            }
+            return Err(error);
+        }
+        if let Some(handle) = handle {
+            self.plane.limit_disk(handle, &limits).map_err(|error| host(&error))?;
+        }
+        info!("disk {name} has other limits");
+        self.disk(name)
+    }
+
+    /// Opens a disk: its image, and then its socket. An image that is in use is waited for.
+    pub(super) async fn open_disk(
+        &self,
+        name: &Name,
+        config: &DiskConfig,
+        patience: Duration,
+    ) -> Result<OpenDisk, Error> {
+        let owner = Owner::new(&self.paths.run, format!("disk {name}"));
+        let access = if config.readonly { Access::Read } else { Access::Write };
+        let cache = match config.cache.unwrap_or_default() {
+            api::DiskCache::Direct => Cache::Direct,
+            api::DiskCache::Host => Cache::PageCache,
+        };
+        let (catalog, image) = (self.catalog.clone(), config.image.clone());
+        let opened = tokio::task::spawn_blocking(move || {
+            let begin = Instant::now();
+            loop {
+                match catalog.open_image(&image, access, &owner, cache) {
+                    Err(StoreError::InUse { .. }) if begin.elapsed() < patience => {
+                        std::thread::sleep(PAUSE);
+                    }
+                    result => return result,
+                }
+            }
+        });
+        let image = match opened.await {
+            Ok(image) => Arc::new(image.map_err(|error| refusal(&error))?),
+            Err(error) => return Err(Error::new(ErrorCode::Host, error.to_string())),
+        };
+        let place = DiskPlace {
+            socket: self.paths.disk_socket(name, config),
+            writethrough: self.paths.writethrough(name),
+        };
+        let socket = place.socket.clone();
+        let handle = self.plane.open_disk(name, config, &image, place).await;
+        let handle = handle.map_err(|error| host(&error))?;
+        if let Some(group) = self.vhost_group
+            && config.mode.unwrap_or_default() == SocketMode::Server
+            && let Err(error) = super::ports::share(&socket, group)
+        {
+            warn!("disk {name}: the group cannot be given {}: {error}", socket.display());
+        }
+        Ok(OpenDisk { handle, image })
+    }
+
+    /// Opens a disk that was there before.
+    pub(super) async fn restore_disk(&self, name: &Name, config: &DiskConfig, origin: Origin) {
+        if self.tables.read().disks.contains_key(name) {
+            warn!("disk {name} is declared in the configuration file; the saved one is dropped");
+            return;
+        }
+        let open = match self.check_disk(name, config) {
+            Ok(()) => self.open_disk(name, config, PATIENCE).await,
+            Err(error) => Err(error),
+        };
+        let open = open.map_err(|error| {
+            warn!("disk {name} cannot be opened and is tried again: {}", error.message);
+            Failure::now(error.message)
+        });
+        let disk = Disk { config: config.clone(), origin, open };
+        self.tables.write().disks.insert(name.clone(), disk);
+    }
+
+    /// Tries a disk again that could not be opened.
+    pub(super) async fn retry_disk(&self, name: &Name) {
+        let _changing = self.changing.lock().await;
+        let failed = match self.tables.read().disks.get(name) {
+            Some(Disk { config, open: Err(failure), .. }) => (config.clone(), failure.clone()),
+            _ => return,
+        };
+        let (config, failure) = failed;
+        let open = match self.open_disk(name, &config, Duration::ZERO).await {
+            Ok(open) => {
+                info!("disk {name} is open");
+                Ok(open)
+            }
+            // The same reason is neither logged again nor newer.
+            Err(error) if error.message == failure.reason => Err(failure),
+            Err(error) => {
+                warn!("disk {name} cannot be opened: {}", error.message);
+                Err(Failure::now(error.message))
+            }
+        };
+        if let Some(disk) = self.tables.write().disks.get_mut(name) {
+            disk.open = open;
+        }
+    }
+
+    pub(super) fn failed_disks(&self) -> Vec<Name> {
+        let tables = self.tables.read();
+        let failed = tables.disks.iter().filter(|(_, disk)| disk.open.is_err());
+        failed.map(|(name, _)| name.clone()).collect()
+    }
+
+    async fn close_disk(&self, name: &Name, open: OpenDisk) {
+        if let Err(error) = self.plane.close_disk(open.handle).await {
+            warn!("disk {name} cannot be closed: {error}");
+        }
+        // Closing an image may wait until what was written is stable.
+        let _ = tokio::task::spawn_blocking(move || drop(open.image)).await;
+    }
+
+    /// Takes all images away from disks that are closed.
+    pub(super) async fn release_images(&self) {
+        let disks = std::mem::take(&mut self.tables.write().disks);
+        let _ = tokio::task::spawn_blocking(move || drop(disks)).await;
+    }
+
+    fn forget_disk(&self, name: &Name) {
+        let kept = self.paths.writethrough(name);
+        match std::fs::remove_file(&kept) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                warn!("{} cannot be removed: {error}", kept.display());
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether two descriptions of a disk mean the same: a default that is said is still one.
+    fn same_disk(&self, name: &Name, one: &DiskConfig, two: &DiskConfig) -> bool {
+        let full = |config: &DiskConfig| DiskConfig {
+            socket: Some(self.paths.disk_socket(name, config)),
+            mode: Some(config.mode.unwrap_or_default()),
+            queues: Some(config.queues()),
+            cache: Some(config.cache.unwrap_or_default()),
+            ..config.clone()
+        };
+        full(one) == full(two)
+    }
+
+    /// All disks, by name.
+    pub(crate) fn disks(&self) -> Vec<api::Disk> {
+        let tables = self.tables.read();
+        tables.disks.iter().map(|(name, disk)| self.view_disk(name, disk)).collect()
+    }
+
+    /// One disk.
+    pub(crate) fn disk(&self, name: &Name) -> Result<api::Disk, Error> {
+        let tables = self.tables.read();
+        let disk = tables.disks.get(name).ok_or_else(|| not_found("disk", name))?;
+        Ok(self.view_disk(name, disk))
+    }
+
+    fn view_disk(&self, name: &Name, disk: &Disk) -> api::Disk {
+        let Disk { config, origin, open } = disk;
+        let mut view = api::Disk {
+            name: name.clone(),
+            image: config.image.clone(),
+            vm: config.vm.clone(),
+            state: PortState::Failed,
+            since: self.started.0.into(),
+            failure: None,
+            last_fault: None,
+            last_error: None,
+            socket: self.paths.disk_socket(name, config),
+            mode: config.mode.unwrap_or_default(),
+            size: 0,
+            block_size: 0,
+            readonly: config.readonly,
+            writeback: false,
+            worker: None,
+            sessions: 0,
+            features: Vec::new(),
+            in_flight: 0,
+            operations: Default::default(),
+            refused: Default::default(),
+            kicks: 0,
+            interrupts: 0,
+            bounced: 0,
+            queues: Vec::new(),
+            config: config.clone(),
+            origin: *origin,
+        };
+        let handle = match open {
+            Ok(open) => open.handle,
+            Err(failure) => {
+                view.since = failure.since;
+                view.failure = Some(failure.reason.clone());
+                return view;
+            }
+        };
+        let Some(status) = self.plane.disk(handle) else { return view };
+        let (state, failure) = disk::state(&status.state);
+        let queue = |queue: &dataplane::DiskQueue| api::DiskQueue {
+            index: queue.index,
+            size: queue.size,
+            packed: queue.packed,
+            enabled: queue.enabled,
+        };
+        api::Disk {
+            state,
+            since: status.since.into(),
+            failure,
+            operations: disk::operations(&status),
+            refused: disk::refused(&status),
+            last_fault: status.last_fault,
+            last_error: status.last_error,
+            size: status.size,
+            block_size: status.block_size,
+            writeback: status.writeback,
+            worker: Some(status.worker),
+            sessions: status.sessions,
+            features: feature::disk_names(status.features),
+            in_flight: status.in_flight,
+            kicks: status.kicks,
+            interrupts: status.interrupts,
+            bounced: status.bounced,
+            queues: status.queues.iter().map(queue).collect(),
+            ..view
+        }
+    }
+}
