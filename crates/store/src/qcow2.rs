@@ -41,7 +41,7 @@ pub(crate) type Storage = imago::file::File;
 /// Bytes of a disk in one piece of a file of its chain.
 #[derive(Clone, Debug)]
 pub struct Extent {
-    /// The file, locked. Its alignment is that of the image.
+    /// The file, locked. Requests to it are aligned as [`Qcow2::alignment`] says.
     pub file: Arc<File>,
     /// Where the bytes begin.
     pub offset: u64,
