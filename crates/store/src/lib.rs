@@ -47,7 +47,7 @@ pub use catalog::{
 };
 pub use error::StoreError;
 pub use image::Image;
-pub use meta::{Format, Owner};
+pub use meta::{BadFormat, Format, Owner};
 pub use name::ImageName;
 pub use progress::Progress;
 pub use qcow2::{Extent, Qcow2, Report};
