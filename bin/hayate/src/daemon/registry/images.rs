@@ -30,7 +30,10 @@ impl Registry {
     /// All images and snapshots, by name.
     pub(crate) async fn images(&self) -> Result<Vec<Image>, Error> {
         let list = self.with_images(Catalog::list).await?;
-        Ok(list.into_iter().map(view).collect())
+        let whole = |found: Result<store::Summary, StoreError>| {
+            found.inspect_err(|error| warn!("{error}")).ok().map(view)
+        };
+        Ok(list.into_iter().filter_map(whole).collect())
     }
 
     /// All about one image.
