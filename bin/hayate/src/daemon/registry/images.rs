@@ -30,7 +30,8 @@ impl Registry {
     /// All images and snapshots, by name.
     pub(crate) async fn images(&self) -> Result<Vec<Image>, Error> {
         let list = self.with_images(Catalog::list).await?;
-        let whole = |found: Result<store::Summary, StoreError>| {
+        let whole = |(_, found): (ImageName, Result<store::Summary, StoreError>)| {
+            // `image show` says it to whoever asks for that one.
             found.inspect_err(|error| warn!("{error}")).ok().map(view)
         };
         Ok(list.into_iter().filter_map(whole).collect())
