@@ -31,7 +31,7 @@ stamp() { local f=$1; shift; [ "$(cat "$f" 2>/dev/null)" = "$*" ]; }
 sum() { cat "$@" | sha256sum | cut -c1-16; }
 
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
-packages=(dpdk iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
+packages=(dpdk iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute qemu-system-common
           cpio zstd lz4 xz-utils kmod binutils valgrind)
 missing=()
 for p in "${packages[@]}"; do
