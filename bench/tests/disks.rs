@@ -1,5 +1,7 @@
 //! The client of disks, and its load, against qemu-storage-daemon (Debian's qemu-system-common).
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::time::Duration;
 
