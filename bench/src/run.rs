@@ -165,7 +165,16 @@ impl<'a> Run<'a> {
             }
         }
         drop(pages);
-        self.disks.measure(&probe, &mut self.progress)
+        if self.disks.any() {
+            let mut bench = self.disks.bench()?;
+            for round in 0..self.options.rounds {
+                self.disks.round(&mut bench, (round, &probe), &mut self.progress)?;
+                if round + 1 < self.options.rounds {
+                    self.write()?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The turns of a system in cells that need one and the same switch.

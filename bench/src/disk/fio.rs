@@ -28,8 +28,8 @@ pub struct Found {
     pub rate: f64,
     /// How long they took.
     pub latency: RoundTrips,
-    /// CPU time of the process with all its threads, those of the kernel's io-wq too, in seconds for a
-    /// second, while requests were made.
+    /// CPU time of the threads of all jobs, those of the kernel's io-wq too, in seconds for a second,
+    /// while requests were made.
     pub cpu: f64,
 }
 
@@ -131,7 +131,7 @@ pub fn run(
     let mut process = Process::start("fio", &command, &[], &log, None).map_err(fio)?;
     let (start, mut looks) = (Instant::now(), Vec::new());
     while process.alive() && start.elapsed() < LATE {
-        looks.push((start.elapsed(), sched::cpu_time(process.pid())));
+        looks.push((start.elapsed(), sched::cpu_time_of_threads(process.pid())));
         std::thread::sleep(LOOK);
     }
     drop(process);
@@ -142,7 +142,7 @@ pub fn run(
 }
 
 /// CPU time in a second, of looks at it: where it was used the most, over most of [`LENGTH`]. Before
-/// and after its requests fio only reads and writes files.
+/// and after, the threads of jobs have next to nothing to do.
 fn share(looks: &[(Duration, Duration)]) -> f64 {
     let span = LENGTH * 3 / 4;
     let from = |&(at, used): &(Duration, Duration)| {

@@ -1,6 +1,7 @@
 //! Rounds in which every back end has its turn at each cell, right after one another.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -29,8 +30,12 @@ const PIECE: usize = 256 << 10;
 /// How long idle disks are left alone before they are looked at.
 const CALM: Duration = Duration::from_millis(500);
 
-/// Back ends that run, or why one does not; those with a job are kept for all rounds.
-type Rigs = BTreeMap<(System, Medium), Result<Backend, String>>;
+/// What is kept for all rounds.
+pub(crate) struct Bench {
+    /// Back ends that run, or why one does not. They end before their images go.
+    rigs: BTreeMap<(System, Medium), Result<Backend, String>>,
+    images: BTreeMap<Medium, Images>,
+}
 
 /// What has been found so far of disks.
 pub struct Run<'a> {
@@ -86,18 +91,11 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Measures all rounds.
+    /// Images for all rounds, and no back end yet.
     ///
     /// # Errors
-    /// There is no room for the images, or it was interrupted.
-    pub(crate) fn measure(
-        &mut self,
-        probe: &Probe,
-        progress: &mut Progress,
-    ) -> Result<(), BenchError> {
-        if self.cells.is_empty() {
-            return Ok(());
-        }
+    /// There is no such directory, or nothing can be written there.
+    pub(crate) fn bench(&self) -> Result<Bench, SutError> {
         let mut images = BTreeMap::new();
         for medium in [Medium::Tmpfs, Medium::Disk] {
             let uses = |cell: &Cell| cell.job.is_some() && cell.medium == medium;
@@ -105,46 +103,57 @@ impl<'a> Run<'a> {
                 images.insert(medium, self.images(medium, self.options.disk_size << 20)?);
             }
         }
-        let mut rigs = Rigs::new();
-        for round in 0..self.options.rounds {
-            for cell in self.cells.clone() {
-                for system in self.options.disk_systems.clone() {
-                    if !system.takes_part(&cell) {
-                        continue;
-                    }
-                    if self.interrupted.load(Ordering::Relaxed) {
-                        return Err(BenchError::Interrupted { out: self.options.out.clone() });
-                    }
-                    let watch = self.watch(probe, round);
-                    let taken = match (cell.job, images.get(&cell.medium)) {
-                        (Some(job), Some(images)) => {
-                            self.job(system, &job, images, &mut rigs, &watch, progress)
-                        }
-                        _ => self.idle(system, &watch),
-                    };
-                    let (windows, problem) = match taken {
-                        Ok((windows, error)) => (windows, error.map(|error| chain(&error))),
-                        Err(problem) => (Vec::new(), Some(problem)),
-                    };
-                    let found = match &problem {
-                        Some(problem) => problem.lines().next().unwrap_or_default().to_owned(),
-                        None => super::report::one_line(&windows),
-                    };
-                    let (medium, label) = (cell.medium.as_str(), cell.label());
-                    progress.turn(&format!(
-                        "round {}  {medium:<5} {label:<36} {:<26} {found}",
-                        round + 1,
-                        system.as_str()
-                    ));
-                    let outcomes = self.outcomes.entry(cell).or_default();
-                    Outcome::record(outcomes, cell, system, windows, problem);
+        Ok(Bench { rigs: BTreeMap::new(), images })
+    }
+
+    /// Whether there is anything to measure.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        !self.cells.is_empty()
+    }
+
+    /// A round.
+    ///
+    /// # Errors
+    /// It was interrupted.
+    pub(crate) fn round(
+        &mut self,
+        bench: &mut Bench,
+        (round, probe): (u32, &Probe),
+        progress: &mut Progress,
+    ) -> Result<(), BenchError> {
+        for cell in self.cells.clone() {
+            for system in self.options.disk_systems.iter().filter(|s| s.takes_part(&cell)) {
+                if self.interrupted.load(Ordering::Relaxed) {
+                    return Err(BenchError::Interrupted { out: self.options.out.clone() });
                 }
+                let watch = self.watch(probe, round, cell.medium);
+                let taken = match cell.job {
+                    Some(job) => self.job(*system, (&cell, &job), bench, &watch, progress),
+                    None => self.idle(*system, &watch),
+                };
+                let (windows, problem) = match taken {
+                    Ok((windows, error)) => (windows, error.map(|error| chain(&error))),
+                    Err(problem) => (Vec::new(), Some(problem)),
+                };
+                let found = match &problem {
+                    Some(problem) => problem.lines().next().unwrap_or_default().to_owned(),
+                    None => super::report::one_line(&windows),
+                };
+                let (medium, label) = (cell.medium.as_str(), cell.label());
+                progress.turn(&format!(
+                    "round {}  {medium:<5} {label:<36} {:<26} {found}",
+                    round + 1,
+                    system.as_str()
+                ));
+                let outcomes = self.outcomes.entry(cell).or_default();
+                Outcome::record(outcomes, cell, *system, windows, problem);
             }
         }
         Ok(())
     }
 
-    fn watch<'w>(&self, probe: &'w Probe, round: u32) -> Watch<'w>
+    fn watch<'w>(&self, probe: &'w Probe, round: u32, medium: Medium) -> Watch<'w>
     where
         'a: 'w,
     {
@@ -153,6 +162,7 @@ impl<'a> Run<'a> {
             wanted: self.options.windows as usize,
             patience: Duration::from_secs(self.options.patience.into()),
             round,
+            medium,
             interrupted: self.interrupted,
         }
     }
@@ -169,16 +179,17 @@ impl<'a> Run<'a> {
     fn job(
         &mut self,
         system: System,
-        job: &Job,
-        images: &Images,
-        rigs: &mut Rigs,
+        (cell, job): (&Cell, &Job),
+        bench: &mut Bench,
         watch: &Watch<'_>,
         progress: &mut Progress,
     ) -> Result<Taken, String> {
+        let Bench { rigs, images } = bench;
+        let images = images.get(&cell.medium).ok_or("there are no images")?;
         let place = self.options.cpus;
         if system == System::Fio {
             let file = images.file(0).map_err(|error| chain(&error))?;
-            let file = (file.as_path(), images.size(), images.medium());
+            let file = (file.as_path(), images.size());
             return Ok(self.beside(|| watch.fio(job, file, place.switch)));
         }
         let key = (system, images.medium());
@@ -188,13 +199,10 @@ impl<'a> Run<'a> {
             rigs.remove(&key);
         }
         let rig = match rigs.entry(key) {
-            std::collections::btree_map::Entry::Occupied(there) => there.into_mut(),
-            std::collections::btree_map::Entry::Vacant(free) => {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => {
                 progress.line(&format!("starting {} on {}", system.as_str(), key.1.as_str()));
-                free.insert(
-                    self.start(system, images)
-                        .map_err(|problem| problem.lines().next().unwrap_or_default().to_owned()),
-                )
+                free.insert(self.start(system, images))
             }
         };
         let backend = rig.as_mut().map_err(|problem| problem.clone())?;

@@ -1,5 +1,6 @@
 //! Windows: a fifth of a second of requests, with what the machine did meanwhile.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,9 @@ pub const SETTLE: Duration = Duration::from_millis(50);
 pub const LENGTH: Duration = Duration::from_millis(200);
 /// Length of a window of idle disks.
 const IDLE: Duration = Duration::from_secs(1);
-/// Share of a window that the client may have waited for its CPU, and that other programs may have
-/// used of either.
+/// Share of a window that other programs may have used of either CPU, and that the client may have
+/// waited for its own. Where there is a real file system it also waits for threads of the kernel that
+/// do what the requests ask for, so there only other programs count.
 const WAITED: f64 = 0.02;
 /// Share of a window that the host may have taken: all CPUs, in clock ticks of 10 ms.
 const STOLEN: f64 = 0.2;
@@ -95,6 +97,8 @@ pub struct Watch<'a> {
     pub patience: Duration,
     /// Which round it is.
     pub round: u32,
+    /// Where the images are.
+    pub medium: Medium,
     /// Set when the person wants it to end.
     pub interrupted: &'a AtomicBool,
 }
@@ -140,10 +144,9 @@ impl Watch<'_> {
     }
 
     /// Windows of fio on a file: each is a run of it.
-    pub fn fio(&self, job: &Job, file: (&std::path::Path, u64, Medium), cpu: usize) -> Taken {
-        let (file, size, medium) = file;
+    pub fn fio(&self, job: &Job, (file, size): (&Path, u64), cpu: usize) -> Taken {
         self.windows(&[], || {
-            let found = fio::run(job, file, size, medium, cpu)?;
+            let found = fio::run(job, file, size, self.medium, cpu)?;
             let (rate, latency) = (found.rate, Some(found.latency));
             Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, empty: None })
         })
@@ -188,7 +191,8 @@ impl Watch<'_> {
             (Some(before), Some(after)) if before == after => Some(before),
             _ => None,
         };
-        let quiet = waited.max(others) <= WAITED
+        let quiet = others <= WAITED
+            && (waited <= WAITED || self.medium == Medium::Disk)
             && taken as f64 <= (STOLEN * seconds * 100.0).max(2.0)
             && self.probe.sound();
         Ok(Window {
