@@ -27,6 +27,8 @@ const SMALL: u64 = 1 << 20;
 /// Bytes of the data that is written and read back before anything is measured, and of a piece.
 const CHECKED: u64 = 16 << 20;
 const PIECE: usize = 256 << 10;
+/// Turns of each way in which qemu-storage-daemon can read and write files.
+const TRIES: usize = 3;
 /// How long idle disks are left alone before they are looked at.
 const CALM: Duration = Duration::from_millis(500);
 
@@ -246,11 +248,11 @@ impl<'a> Run<'a> {
     }
 
     /// How qemu-storage-daemon is best: by the product of random reads and writes a second, 32 in
-    /// flight, the better of two turns each.
+    /// flight, the best of three turns each: others on the machine only make it slower.
     fn best(&self, images: &Images) -> Result<Aio, String> {
         let mut best: Option<(f64, Aio)> = None;
-        for &aio in Aio::of(images.medium()).iter().cycle().take(2 * Aio::of(images.medium()).len())
-        {
+        let ways = Aio::of(images.medium());
+        for &aio in ways.iter().cycle().take(TRIES * ways.len()) {
             let started = sut::qsd(Served::Files(images, 1), aio, self.options.cpus.switch);
             let backend = started.map_err(|error| chain(&error))?;
             let score = self.beside(|| {
