@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent demo test budget lint bench bench-quick fuzz docs clean
+.PHONY: help setup build agent demo test budget lint bench bench-quick bench-disk fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -29,11 +29,14 @@ test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP,
 budget: setup build ## makes what is executed now the budget: testing/budget/instructions.toml
 	UPDATE_BUDGET=1 $(CARGO) test -q -p budget --test instructions
 
-bench: build ## all tables beside dpdk-testpmd and OVS-DPDK, into docs/performance/ (root, two quiet CPUs, 25 minutes)
+bench: build ## all tables beside dpdk-testpmd, OVS-DPDK and qemu-storage-daemon, into docs/performance/ (root, two quiet CPUs, 40 minutes)
 	target/release/hayate bench $(BENCH)
 
 bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options
 	target/release/hayate bench --quick --out $(BUILD_DIR)/bench $(BENCH)
+
+bench-disk: build ## disks in memory beside qemu-storage-daemon and fio, the headline in two minutes, into build/bench-disk/
+	target/release/hayate bench --cells disk,disk-idle --quick --out $(BUILD_DIR)/bench-disk $(BENCH)
 
 lint: ## formatting and clippy, warnings are errors
 	$(CARGO) fmt --all --check

@@ -6,13 +6,15 @@
 //! scheduler did ([`sched`]), and only like ones are compared ([`report`]).
 //!
 //! **Owner and threads.** [`run()`] does everything: its thread starts and ends the switches
-//! ([`sut`]); generator, probe and idle device have threads of their own, pinned.
+//! ([`sut`]); generator, probe and idle device have threads of their own, pinned. Disks have a part of
+//! their own ([`disk`]).
 //!
 //! **Failure.** What makes all figures impossible is a [`BenchError`]. A switch that cannot do one
 //! cell is noted in the report. Processes, huge pages and temporary files go with what made them,
 //! also on Ctrl-C.
 
 pub mod cell;
+pub mod disk;
 pub mod generator;
 pub mod hugepages;
 pub mod options;

@@ -1,10 +1,13 @@
 //! What is to be measured, as it is typed.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use crate::cell::{Cell, Choice, Kind, Rings};
+use crate::disk::{self, Medium, run::Waiting};
 use crate::generator::{Touch, frames};
 use crate::place::Place;
 use crate::sut::System;
@@ -20,17 +23,20 @@ Examples:
   hayate bench --cells throughput,rtt --rings packed --sizes 64,1518
   hayate bench --cells pairs,flows --systems hayate,ovs --rounds 1
   hayate bench --cells throughput --offloads             (guests with offloads, as Linux has them)
+  hayate bench --cells disk --quick                      (4 KiB and 1 MiB requests to disks in memory)
+  hayate bench --cells disk,disk-idle --disk-dir /mnt    (all of disks, also on the file system there)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
 installed if they are missing; huge pages are reserved and given back.")]
 pub struct Options {
-    /// Only the headline: throughput and round trips at 64 and 1518 bytes, against all systems
-    #[arg(long, conflicts_with_all = ["cells", "sizes"])]
+    /// Only the headline: throughput and round trips at 64 and 1518 bytes, against all systems; with
+    /// --cells, of those tables
+    #[arg(long, conflicts_with = "sizes")]
     pub quick: bool,
     /// Tables to measure, with commas between [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub cells: Vec<Kind>,
+    pub cells: Vec<Table>,
     /// Frame sizes in bytes, without virtio-net header and FCS, for the tables by size [default:
     /// 64,128,256,512,1024,1280,1518]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -69,6 +75,25 @@ pub struct Options {
     /// CPU of the switch and CPU of the guests
     #[arg(long, value_name = "SWITCH,GUESTS", default_value = "0,1", value_parser = place)]
     pub cpus: Place,
+    /// Systems of the tables of disks, in the order they take turns
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "hayate,qsd,fio,null")]
+    pub disk_systems: Vec<disk::System>,
+    /// Where the images of disks are
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "tmpfs,disk")]
+    pub disk_media: Vec<Medium>,
+    /// A directory on a file system that is not in memory, for the images of `disk`
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub disk_dir: PathBuf,
+    /// A directory on a tmpfs, for the images of `tmpfs`
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub tmpfs_dir: PathBuf,
+    /// Size of the disk that has requests, in MiB
+    #[arg(long, value_name = "MIB", default_value = "1024")]
+    #[arg(value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
+    pub disk_size: u64,
+    /// How the client of disks waits for answers
+    #[arg(long, value_name = "HOW", default_value = "poll")]
+    pub disk_wait: Waiting,
     /// Directory for the report: figures.json, README.md and SVG figures
     #[arg(long, value_name = "DIR", default_value = "docs/performance")]
     pub out: PathBuf,
@@ -93,18 +118,64 @@ impl Options {
     /// The cells that were chosen.
     #[must_use]
     pub fn chosen(&self) -> Vec<Cell> {
-        let all = |given: &[Kind]| match given {
-            [] => Kind::value_variants().to_vec(),
-            some => some.to_vec(),
+        let of_frames = |table| match table {
+            Table::Frames(kind) => Some(kind),
+            Table::Disks(_) => None,
         };
-        let (kinds, sizes) = if self.quick {
-            (vec![Kind::Throughput, Kind::Rtt], vec![64, 1518])
-        } else {
-            let sizes = if self.sizes.is_empty() { SIZES.to_vec() } else { self.sizes.clone() };
-            (all(&self.cells), sizes)
+        let kinds = self.tables().into_iter().filter_map(of_frames).collect();
+        let sizes = match self.sizes.as_slice() {
+            _ if self.quick => vec![64, 1518],
+            [] => SIZES.to_vec(),
+            some => some.to_vec(),
         };
         let Options { entries, touch, offloads, .. } = *self;
         Choice { kinds, sizes, rings: self.rings.clone(), entries, touch, offloads }.cells()
+    }
+
+    /// The cells of disks that were chosen.
+    #[must_use]
+    pub fn disk_cells(&self) -> Vec<disk::Cell> {
+        let of_disks = |table| match table {
+            Table::Disks(table) => Some(table),
+            Table::Frames(_) => None,
+        };
+        let tables: Vec<disk::Table> = self.tables().into_iter().filter_map(of_disks).collect();
+        disk::cell::cells(&tables, &self.disk_media, self.quick)
+    }
+
+    /// The tables that were chosen.
+    fn tables(&self) -> Vec<Table> {
+        match self.cells.as_slice() {
+            [] if self.quick => vec![Table::Frames(Kind::Throughput), Table::Frames(Kind::Rtt)],
+            [] => Table::value_variants().to_vec(),
+            some => some.to_vec(),
+        }
+    }
+}
+
+/// A table, as it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// Of frames.
+    Frames(Kind),
+    /// Of disks.
+    Disks(disk::Table),
+}
+
+impl ValueEnum for Table {
+    fn value_variants<'a>() -> &'a [Table] {
+        static ALL: LazyLock<Vec<Table>> = LazyLock::new(|| {
+            let frames = Kind::value_variants().iter().copied().map(Table::Frames);
+            frames.chain(disk::Table::value_variants().iter().copied().map(Table::Disks)).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Table::Frames(kind) => kind.to_possible_value(),
+            Table::Disks(table) => table.to_possible_value(),
+        }
     }
 }
 
@@ -128,6 +199,7 @@ mod tests {
     fn the_headline_has_eight_cells() {
         let quick = parse(&["--quick"]).unwrap();
         assert_eq!(quick.chosen().len(), 8);
+        assert!(quick.disk_cells().is_empty());
         assert_eq!(quick.cpus, Place { switch: 0, guests: 1 });
     }
 
@@ -139,6 +211,17 @@ mod tests {
     }
 
     #[test]
+    fn tables_of_frames_and_of_disks_are_one_list() {
+        let all = parse(&[]).unwrap();
+        assert!(!all.chosen().is_empty());
+        assert_eq!(all.disk_cells().len(), 2 * 18 + 1);
+        let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
+        assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
+        let quick = parse(&["--quick", "--cells", "disk"]).unwrap();
+        assert_eq!((quick.chosen().len(), quick.disk_cells().len()), (0, 8));
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         for wrong in [
             &["--sizes", "63"][..],
@@ -147,7 +230,9 @@ mod tests {
             &["--cells", "speed"],
             &["--rounds", "0"],
             &["--entries", "100"],
-            &["--quick", "--cells", "rtt"],
+            &["--quick", "--sizes", "64"],
+            &["--disk-size", "1"],
+            &["--disk-media", "tape"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use testkit::frontend::{Pages, SharedMemory};
 
 use crate::cell::{Cell, Kind, Method, Rings};
+use crate::disk;
 use crate::generator::null::NullDevice;
 use crate::generator::tap::TapDevice;
 use crate::generator::{CardSpec, GeneratorError, Packed, Ring, Split, Traffic, TrafficSpec};
@@ -107,6 +108,7 @@ struct Run<'a> {
     cells: Vec<Cell>,
     wake: Option<WakeUp>,
     outcomes: BTreeMap<Cell, Vec<Outcome>>,
+    disks: disk::Run<'a>,
     progress: Progress,
 }
 
@@ -121,12 +123,14 @@ impl<'a> Run<'a> {
         let of = |cell: &Cell| options.systems.iter().filter(|s| s.takes_part(cell)).count();
         let turns = options.rounds as usize * cells.iter().map(of).sum::<usize>();
         let mut progress = Progress { start: Instant::now(), done: 0, turns };
-        for &system in &options.systems {
+        let disks = disk::Run::new(options, interrupted, &mut |text| progress.line(text))?;
+        progress.turns += disks.turns();
+        for system in options.systems.iter().filter(|s| cells.iter().any(|c| s.takes_part(c))) {
             install::install(system.packages(), &mut |text| progress.line(text))?;
         }
         let wake = WakeUp::measure(options.cpus);
         let outcomes = BTreeMap::new();
-        Ok(Run { options, command, interrupted, cells, wake, outcomes, progress })
+        Ok(Run { options, command, interrupted, cells, wake, outcomes, disks, progress })
     }
 
     fn measure(&mut self) -> Result<(), BenchError> {
@@ -136,7 +140,8 @@ impl<'a> Run<'a> {
         let _urgent = Urgent::new();
         let probe =
             Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
-        for round in 0..self.options.rounds {
+        let rounds = if self.cells.is_empty() { 0 } else { self.options.rounds };
+        for round in 0..rounds {
             // The same pages for all systems of a round.
             pages.ensure(size / HUGE_PAGE).map_err(huge)?;
             let memory = guest_memory(size)?;
@@ -155,8 +160,18 @@ impl<'a> Run<'a> {
                     self.turns(&turns, &cells)?;
                 }
             }
-            if round + 1 < self.options.rounds {
+            if round + 1 < rounds {
                 self.write()?;
+            }
+        }
+        drop(pages);
+        if self.disks.any() {
+            let mut bench = self.disks.bench()?;
+            for round in 0..self.options.rounds {
+                self.disks.round(&mut bench, (round, &probe), &mut self.progress)?;
+                if round + 1 < self.options.rounds {
+                    self.write()?;
+                }
             }
         }
         Ok(())
@@ -211,7 +226,8 @@ impl<'a> Run<'a> {
         let of = |cell: &Cell| self.outcomes.get(cell).into_iter().flatten().cloned();
         let outcomes = self.cells.iter().flat_map(of).collect();
         let out = &self.options.out;
-        let report = Report::new(self.options, self.command, self.wake, outcomes);
+        let report =
+            Report::new(self.options, self.command, self.wake, outcomes, self.disks.found());
         report.write(out).map_err(BenchError::io(format!("{}", out.display())))
     }
 }
@@ -284,7 +300,7 @@ fn by_topology(cells: &[Cell]) -> Vec<(Topology, Vec<Cell>)> {
 }
 
 /// An error and its causes, as one sentence.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -402,7 +418,7 @@ impl Turn<'_> {
 }
 
 /// What is said while it goes on, on standard error.
-struct Progress {
+pub(crate) struct Progress {
     start: Instant,
     /// Turns so far, and in all.
     done: usize,
@@ -410,23 +426,27 @@ struct Progress {
 }
 
 impl Progress {
-    fn line(&mut self, text: &str) {
+    pub(crate) fn line(&mut self, text: &str) {
         let seconds = self.start.elapsed().as_secs();
         // Whoever closed standard error does not want to know.
         let _ = writeln!(io::stderr(), "{:>3}:{:02}  {text}", seconds / 60, seconds % 60);
     }
 
-    fn cell(&mut self, turns: &Turns<'_>, cell: &Cell, windows: &[Window], problem: Option<&str>) {
+    /// One more turn, and what was found.
+    pub(crate) fn turn(&mut self, text: &str) {
         self.done += 1;
+        self.line(&format!("{:>4}/{}  {text}", self.done, self.turns));
+    }
+
+    fn cell(&mut self, turns: &Turns<'_>, cell: &Cell, windows: &[Window], problem: Option<&str>) {
         let found = match problem {
             Some(problem) => problem.to_owned(),
             None => crate::report::one_line(cell, windows),
         };
         let (kind, rings, label) = (name(cell.kind), cell.rings.as_str(), cell.label());
-        let (done, all, round) = (self.done, self.turns, turns.round + 1);
-        let system = turns.system.as_str();
-        self.line(&format!(
-            "{done:>4}/{all}  round {round}  {kind:<15} {rings:<6} {label:<21} {system:<17} {found}"
+        let (round, system) = (turns.round + 1, turns.system.as_str());
+        self.turn(&format!(
+            "round {round}  {kind:<15} {rings:<6} {label:<21} {system:<17} {found}"
         ));
     }
 }

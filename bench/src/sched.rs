@@ -1,5 +1,6 @@
 //! What the scheduler did to a thread, from its own accounting.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,9 +64,43 @@ impl Thread {
 /// CPU time of all threads of a process that are there.
 #[must_use]
 pub fn cpu_time(pid: u32) -> Duration {
+    threads(pid).map(|thread| thread.times().ran).sum()
+}
+
+/// The same without the one that was there first.
+#[must_use]
+pub fn cpu_time_of_threads(pid: u32) -> Duration {
+    let first = pid.to_string();
+    let later = threads(pid).filter(|thread| !thread.0.ends_with(&first));
+    later.map(|thread| thread.times().ran).sum()
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    let threads = tasks.into_iter().flatten().filter_map(|task| Some(Thread(task.ok()?.path())));
-    threads.map(|thread| thread.times().ran).sum()
+    tasks.into_iter().flatten().filter_map(|task| Some(Thread(task.ok()?.path())))
+}
+
+/// CPU time of each thread that is not the kernel's nor of these processes.
+#[must_use]
+pub fn strangers(but: &[u32]) -> BTreeMap<PathBuf, Duration> {
+    let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
+    let processes = entries(Path::new("/proc")).map(|entry| entry.path());
+    let strange = processes.filter(|path| number(path).is_some_and(|pid| !but.contains(&pid)));
+    // Only threads of the kernel have no program.
+    let strange = strange.filter(|path| fs::read_link(path.join("exe")).is_ok());
+    let threads = strange.flat_map(|path| entries(&path.join("task")).map(|task| task.path()));
+    threads.map(|thread| (thread.clone(), Thread(thread).times().ran)).collect()
+}
+
+/// CPU time that all of these threads used since then; of those that ended it is not known.
+#[must_use]
+pub fn used_since(
+    now: &BTreeMap<PathBuf, Duration>,
+    then: &BTreeMap<PathBuf, Duration>,
+) -> Duration {
+    let before = |thread| then.get(thread).copied().unwrap_or_default();
+    now.iter().map(|(thread, ran)| ran.saturating_sub(before(thread))).sum()
 }
 
 /// This session before others, until dropped.
@@ -140,6 +175,33 @@ mod tests {
         assert_eq!(now.kept_waiting(&then), Duration::ZERO);
         let now = Times { turns: 1, ..now };
         assert_eq!(now.kept_waiting(&then), Duration::from_micros(980));
+    }
+
+    #[test]
+    fn others_are_told_from_ones_own() {
+        let me = std::process::id();
+        let mine = |threads: &BTreeMap<PathBuf, Duration>| {
+            threads.keys().any(|path| path.starts_with(format!("/proc/{me}/task")))
+        };
+        assert!(mine(&strangers(&[])));
+        assert!(!mine(&strangers(&[me])));
+        let of = |list: &[(&str, u64)]| {
+            list.iter().map(|(path, ms)| (path.into(), Duration::from_millis(*ms))).collect()
+        };
+        let (then, now) = (of(&[("a", 5), ("b", 7)]), of(&[("a", 9), ("c", 2)]));
+        assert_eq!(used_since(&now, &then), Duration::from_millis(6));
+    }
+
+    #[test]
+    fn the_first_thread_is_left_out() {
+        // This test runs in another one than the first.
+        let of = || cpu_time_of_threads(std::process::id());
+        let before = of();
+        let mut sum = 0_u64;
+        while of() <= before {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(of() <= cpu_time(std::process::id()));
     }
 
     #[test]

@@ -8,11 +8,11 @@ use crate::sut::System;
 use crate::window::Window;
 
 /// A drawing.
-pub(super) struct Figure {
+pub(crate) struct Figure {
     /// File name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Its contents.
-    pub(super) svg: String,
+    pub(crate) svg: String,
 }
 
 /// What a figure shows.
@@ -141,17 +141,33 @@ pub(super) fn draw(report: &Report) -> Vec<Figure> {
             let labels: Vec<String> = mine.iter().map(|row| label(row)).collect();
             let title = format!("{}, {} rings", plot.title, rings.as_str());
             // Only a drawing that fails is left out; a string takes everything.
-            if let Ok(svg) = render(plot, &title, &labels, &lines) {
+            let frame = Frame { title: &title, across: plot.across, up: plot.up };
+            if let Ok(svg) = render(&frame, &labels, &lines) {
                 let name = format!("{}-{}.svg", plot.file, rings.as_str());
                 figures.push(Figure { name, svg });
             }
         }
     }
+    figures.extend(report.disks.iter().flat_map(crate::disk::report::draw));
     figures
 }
 
-/// A system and its points: place in the row of labels, value.
-type Line = (System, Vec<(f64, f64)>);
+/// A system and its points.
+pub(crate) struct Line {
+    pub(crate) name: &'static str,
+    pub(crate) color: RGBColor,
+    /// It may be far above the others: it is drawn as far as there is room.
+    pub(crate) limit: bool,
+    /// Place in the row of labels, value.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// What is written around a figure.
+pub(crate) struct Frame<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) across: &'a str,
+    pub(crate) up: &'a str,
+}
 
 fn lines(report: &Report, plot: &Plot, rows: &[&Row<'_>]) -> Vec<Line> {
     let mut lines = Vec::new();
@@ -162,7 +178,8 @@ fn lines(report: &Report, plot: &Plot, rows: &[&Row<'_>]) -> Vec<Line> {
         };
         let points: Vec<(f64, f64)> = rows.iter().enumerate().filter_map(value).collect();
         if !points.is_empty() {
-            lines.push((version.system, points));
+            let (name, color) = (version.system.as_str(), color(version.system));
+            lines.push(Line { name, color, limit: version.system == System::Limit, points });
         }
     }
     lines
@@ -188,9 +205,8 @@ fn color(system: System) -> RGBColor {
     }
 }
 
-fn render(
-    plot: &Plot,
-    title: &str,
+pub(crate) fn render(
+    frame: &Frame<'_>,
     labels: &[String],
     lines: &[Line],
 ) -> Result<String, Box<dyn std::error::Error>> {
@@ -198,13 +214,12 @@ fn render(
     {
         let area = SVGBackend::with_string(&mut svg, (720, 420)).into_drawing_area();
         area.fill(&WHITE)?;
-        // The generator's limit may be far above: it is drawn as far as there is room.
-        let of_switches = lines.iter().filter(|(system, _)| *system != System::Limit);
-        let all = || of_switches.clone().flat_map(|(_, points)| points.iter().map(|point| point.1));
+        let others = lines.iter().filter(|line| !line.limit);
+        let all = || others.clone().flat_map(|line| line.points.iter().map(|point| point.1));
         let top = all().fold(0.0_f64, f64::max).max(1e-3) * 1.15;
         let right = labels.len() as f64 - 0.5;
         let mut chart = ChartBuilder::on(&area)
-            .caption(title, ("sans-serif", 18))
+            .caption(frame.title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(56)
@@ -219,19 +234,16 @@ fn render(
             .disable_x_mesh()
             .x_labels(2 * labels.len() + 1)
             .x_label_formatter(&name)
-            .x_desc(plot.across)
-            .y_desc(plot.up)
+            .x_desc(frame.across)
+            .y_desc(frame.up)
             .light_line_style(WHITE)
             .draw()?;
-        for (system, points) in lines {
-            let color = color(*system);
+        for Line { name, color, points, .. } in lines {
             let shown: Vec<(f64, f64)> = points.iter().map(|&(x, y)| (x, y.min(top))).collect();
             chart
                 .draw_series(LineSeries::new(shown.clone(), color.stroke_width(2)))?
-                .label(system.as_str())
-                .legend(move |(x, y)| {
-                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
-                });
+                .label(*name)
+                .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
             chart.draw_series(shown.iter().map(|&at| Circle::new(at, 3, color.filled())))?;
         }
         chart

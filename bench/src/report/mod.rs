@@ -1,9 +1,9 @@
 //! What was found out: JSON with every window, tables for people, figures.
 
-mod figures;
+pub(crate) mod figures;
 mod machine;
-mod promises;
-mod tables;
+pub(crate) mod promises;
+pub(crate) mod tables;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use machine::Machine;
 
 use crate::cell::{Cell, Method};
+use crate::disk::Disks;
 use crate::generator::Touch;
 use crate::options::Options;
 use crate::place::Regime;
@@ -52,27 +53,51 @@ pub(crate) mod figure {
     pub(crate) const IDLE: Figure = |w| w.busy.map(|busy| 100.0 - busy);
 }
 
+/// A window, of whatever.
+pub trait Sample {
+    /// Whether it may be compared with others of its regime.
+    fn counts(&self) -> bool;
+    /// The regime, if it was the same before and after.
+    fn regime(&self) -> Option<Regime>;
+    /// Which round it was in, from 0.
+    fn round(&self) -> u32;
+}
+
+impl Sample for Window {
+    fn counts(&self) -> bool {
+        Window::counts(self)
+    }
+
+    fn regime(&self) -> Option<Regime> {
+        self.regime
+    }
+
+    fn round(&self) -> u32 {
+        self.round
+    }
+}
+
 /// All windows of a cell of a system.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct Outcome<C = Cell, S = System, W = Window> {
     /// The cell.
-    pub cell: Cell,
+    pub cell: C,
     /// The system.
-    pub system: System,
+    pub system: S,
     /// Its windows, those that do not count included.
-    pub windows: Vec<Window>,
+    pub windows: Vec<W>,
     /// Why there are none, or fewer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-impl Outcome {
+impl<C, S: PartialEq, W: Sample> Outcome<C, S, W> {
     /// Adds a turn's windows to what there is of its system.
     pub fn record(
-        outcomes: &mut Vec<Outcome>,
-        cell: Cell,
-        system: System,
-        windows: Vec<Window>,
+        outcomes: &mut Vec<Outcome<C, S, W>>,
+        cell: C,
+        system: S,
+        windows: Vec<W>,
         problem: Option<String>,
     ) {
         let at =
@@ -86,20 +111,24 @@ impl Outcome {
     }
 
     /// A summary over the windows that count in a regime.
-    fn summary(&self, regime: Regime, value: impl Fn(&Window) -> Option<f64>) -> Option<Summary> {
+    pub(crate) fn summary(
+        &self,
+        regime: Regime,
+        value: impl Fn(&W) -> Option<f64>,
+    ) -> Option<Summary> {
         summary(self.counting(regime).filter_map(value))
     }
 
-    fn counting(&self, regime: Regime) -> impl Iterator<Item = &Window> {
-        self.windows.iter().filter(move |w| w.counts() && w.regime == Some(regime))
+    pub(crate) fn counting(&self, regime: Regime) -> impl Iterator<Item = &W> {
+        self.windows.iter().filter(move |w| w.counts() && w.regime() == Some(regime))
     }
 }
 
 /// A version of a system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version {
+pub struct Version<S = System> {
     /// The system.
-    pub system: System,
+    pub system: S,
     /// Its version.
     pub version: String,
 }
@@ -122,6 +151,9 @@ pub struct Report {
     pub offloads: bool,
     /// What was found, by cell, then system.
     pub outcomes: Vec<Outcome>,
+    /// What was found of disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<Disks>,
 }
 
 /// A cell with all its systems, and the regime in which they are compared.
@@ -175,16 +207,19 @@ impl Report {
         command: &str,
         wake: Option<WakeUp>,
         outcomes: Vec<Outcome>,
+        disks: Option<Disks>,
     ) -> Report {
         let version = |&system: &System| Version { system, version: sut::version(system) };
+        let some: &[System] = if outcomes.is_empty() { &[] } else { &options.systems };
         Report {
             command: command.to_owned(),
             machine: Machine::this(options.cpus),
             wake,
-            systems: options.systems.iter().map(version).collect(),
+            systems: some.iter().map(version).collect(),
             touch: options.touch,
             offloads: options.offloads,
             outcomes,
+            disks,
         }
     }
 
@@ -236,16 +271,16 @@ impl Report {
 }
 
 /// One outcome's figure divided by another's, in each round in which both have one.
-pub(crate) fn ratio(
-    one: &Outcome,
-    other: &Outcome,
+pub(crate) fn ratio<C, S: PartialEq, W: Sample>(
+    one: &Outcome<C, S, W>,
+    other: &Outcome<C, S, W>,
     regime: Regime,
-    value: impl Fn(&Window) -> Option<f64>,
+    value: impl Fn(&W) -> Option<f64>,
 ) -> Option<Summary> {
-    let rounds = |outcome: &Outcome| {
+    let rounds = |outcome: &Outcome<C, S, W>| {
         let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for window in outcome.counting(regime) {
-            rounds.entry(window.round).or_default().extend(value(window));
+            rounds.entry(window.round()).or_default().extend(value(window));
         }
         let median = |(round, values)| Some((round, summary(values)?.median));
         rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
@@ -255,9 +290,11 @@ pub(crate) fn ratio(
 }
 
 /// The regime in which the system with the fewest windows has the most; the nearer one of two.
-fn common_regime(outcomes: &[&Outcome]) -> Option<Regime> {
-    let measured: Vec<&&Outcome> =
-        outcomes.iter().filter(|outcome| outcome.windows.iter().any(Window::counts)).collect();
+pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
+    outcomes: &[&Outcome<C, S, W>],
+) -> Option<Regime> {
+    let measured: Vec<&&Outcome<C, S, W>> =
+        outcomes.iter().filter(|outcome| outcome.windows.iter().any(W::counts)).collect();
     let fewest = |regime: Regime| {
         let counts = measured.iter().map(|outcome| outcome.counting(regime).count());
         (counts.clone().min().unwrap_or(0), counts.sum::<usize>())

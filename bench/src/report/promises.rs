@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Figure, Outcome, Row, common_regime, figure, ratio};
+use super::{Figure, Outcome, Report, Row, Sample, common_regime, figure, ratio};
 use crate::cell::{Cell, Kind, Rings, Side};
 use crate::sut::System;
 
@@ -43,7 +43,7 @@ enum Measure {
 
 /// What it has to be.
 #[derive(Clone, Copy)]
-enum Bound {
+pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -230,10 +230,10 @@ fn promises() -> Vec<Promise> {
 }
 
 /// A figure, and the windows it is of.
-struct Found {
-    label: String,
-    value: Option<f64>,
-    windows: usize,
+pub(crate) struct Found {
+    pub(crate) label: String,
+    pub(crate) value: Option<f64>,
+    pub(crate) windows: usize,
 }
 
 /// What a run says about a promise.
@@ -308,7 +308,11 @@ fn idle_at(row: &Row<'_>, system: System) -> Option<(f64, usize)> {
 }
 
 /// One outcome's figure divided by another's, and the windows of the one with fewer.
-fn over(one: Option<&Outcome>, other: Option<&Outcome>, figure: Figure) -> Option<(f64, usize)> {
+pub(crate) fn over<C, S: PartialEq, W: Sample>(
+    one: Option<&Outcome<C, S, W>>,
+    other: Option<&Outcome<C, S, W>>,
+    figure: impl Fn(&W) -> Option<f64>,
+) -> Option<(f64, usize)> {
     let (one, other) = (one?, other?);
     let regime = common_regime(&[one, other])?;
     let windows = [one, other].map(|outcome| outcome.counting(regime).count());
@@ -316,41 +320,56 @@ fn over(one: Option<&Outcome>, other: Option<&Outcome>, figure: Figure) -> Optio
     Some((ratio.median, windows.into_iter().min()?))
 }
 
-/// The section about them.
-pub(super) fn write(text: &mut String, rows: &[Row<'_>]) -> std::fmt::Result {
+/// The section about them; only those of what was measured at all.
+pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std::fmt::Result {
     writeln!(
         text,
         "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
          most windows. A figure of fewer than {WINDOWS} windows is marked with their number.\n"
     )?;
-    writeln!(text, "| table | rings | what | promised | measured | |\n|---|---|---|---|---|---|")?;
-    for promise in promises() {
+    if !rows.is_empty() {
+        writeln!(text, "| table | rings | what | promised | measured | |\n{LINE}")?;
+    }
+    for promise in promises().iter().filter(|_| !rows.is_empty()) {
         for rings in [Rings::Packed, Rings::Split] {
             if promise.rings.is_some_and(|only| only != rings) {
                 continue;
             }
             let found = promise.find(rows, rings);
-            let verdict = Verdict::of(found.as_deref(), promise.bound);
-            let mut measured: Vec<String> = found.iter().flatten().map(Found::to_string).collect();
-            if found.is_none() {
-                measured.push("-".to_owned());
-            }
-            let promised = match promise.bound {
-                Bound::AtLeast(bound) => format!("≥ {bound}"),
-                Bound::AtMost(bound) => format!("≤ {bound}"),
-            };
-            writeln!(
-                text,
-                "| {} | {} | {} | {promised} | {} | {} |",
-                super::tables::title(promise.kind),
-                rings.as_str(),
-                promise.text,
-                measured.join(", "),
-                verdict.as_str()
-            )?;
+            let place = (super::tables::title(promise.kind), rings.as_str());
+            line(text, place, promise.text, found.as_deref(), promise.bound)?;
         }
     }
+    if let Some(disks) = &report.disks {
+        let between = if rows.is_empty() { "" } else { "\n" };
+        writeln!(text, "{between}| table | image on | what | promised | measured | |\n{LINE}")?;
+        crate::disk::report::promises(text, disks)?;
+    }
     Ok(())
+}
+
+const LINE: &str = "|---|---|---|---|---|---|";
+
+/// The line of a promise: its table and where there, what it is about, and what was found.
+pub(crate) fn line(
+    text: &mut String,
+    (table, place): (&str, &str),
+    what: &str,
+    found: Option<&[Found]>,
+    bound: Bound,
+) -> std::fmt::Result {
+    let verdict = Verdict::of(found, bound);
+    let mut measured: Vec<String> =
+        found.unwrap_or_default().iter().map(Found::to_string).collect();
+    if found.is_none() {
+        measured.push("-".to_owned());
+    }
+    let promised = match bound {
+        Bound::AtLeast(bound) => format!("≥ {bound}"),
+        Bound::AtMost(bound) => format!("≤ {bound}"),
+    };
+    let (measured, verdict) = (measured.join(", "), verdict.as_str());
+    writeln!(text, "| {table} | {place} | {what} | {promised} | {measured} | {verdict} |")
 }
 
 impl std::fmt::Display for Found {

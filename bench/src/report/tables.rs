@@ -25,8 +25,11 @@ pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
         at += some.len().max(1);
         let _ = write_table(&mut text, report, &some);
     }
+    if let Some(disks) = &report.disks {
+        let _ = crate::disk::report::write(&mut text, disks);
+    }
     let _ = problems(&mut text, report);
-    let _ = promises::write(&mut text, &rows);
+    let _ = promises::write(&mut text, report, &rows);
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
@@ -62,6 +65,9 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
         )?;
     }
     writeln!(text, "```text\n{}\n```\n", report.command)?;
+    if report.systems.is_empty() {
+        return Ok(());
+    }
     for version in report.systems.iter().filter(|version| !version.version.is_empty()) {
         writeln!(text, "* {}: {}", version.system.as_str(), version.version)?;
     }
@@ -280,33 +286,33 @@ fn sides(row: &Row<'_>, sending: Option<&Row<'_>>, system: System) -> Vec<String
 }
 
 /// Median (smallest-largest, number).
-fn spread(summary: Option<Summary>, digits: usize) -> String {
+pub(crate) fn spread(summary: Option<Summary>, digits: usize) -> String {
     summary.map_or("-".into(), |s| {
         let Summary { median, min, max, n } = s;
         format!("**{median:.digits$}** ({min:.digits$}-{max:.digits$}, {n})")
     })
 }
 
-fn median(summary: Option<Summary>, digits: usize, unit: &str) -> String {
+pub(crate) fn median(summary: Option<Summary>, digits: usize, unit: &str) -> String {
     summary.map_or("-".into(), |s| format!("{:.digits$}{unit}", s.median))
 }
 
 /// What could not be measured, and why.
 fn problems(text: &mut String, report: &Report) -> std::fmt::Result {
-    let all = report.outcomes.iter().filter_map(|o| Some((o, o.problem.as_ref()?)));
-    let mut any = false;
-    for (outcome, problem) in all {
-        if !any {
-            writeln!(text, "## Not measured, or not in every round\n")?;
-            any = true;
-        }
-        let (cell, system) = (&outcome.cell, outcome.system.as_str());
-        let kind = title(cell.kind);
-        let (rings, label) = (cell.rings.as_str(), cell.label());
-        writeln!(text, "* {system}, {kind}, {rings}, {label}: {problem}")?;
-    }
-    if any {
-        writeln!(text)?;
+    let of_frames = report.outcomes.iter().filter_map(|outcome| {
+        let (cell, problem) = (&outcome.cell, outcome.problem.as_ref()?);
+        let (kind, rings, label) = (title(cell.kind), cell.rings.as_str(), cell.label());
+        Some(format!("* {}, {kind}, {rings}, {label}: {problem}", outcome.system.as_str()))
+    });
+    let disks = report.disks.iter().flat_map(|disks| &disks.outcomes);
+    let of_disks = disks.filter_map(|outcome| {
+        let (cell, problem) = (&outcome.cell, outcome.problem.as_ref()?);
+        let (medium, label) = (cell.medium.as_str(), cell.label());
+        Some(format!("* {}, {medium}, {label}: {problem}", outcome.system.as_str()))
+    });
+    let all: Vec<String> = of_frames.chain(of_disks).collect();
+    if !all.is_empty() {
+        writeln!(text, "## Not measured, or not in every round\n\n{}\n", all.join("\n"))?;
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ fn report(outcomes: Vec<Outcome>) -> Report {
         touch: Touch::Headers,
         offloads: false,
         outcomes,
+        disks: None,
     }
 }
 

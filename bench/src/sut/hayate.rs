@@ -156,7 +156,7 @@ fn agent(
 }
 
 /// This program; HAYATE_BIN names another one, for comparing two builds.
-fn program() -> Result<String, SutError> {
+pub(crate) fn program() -> Result<String, SutError> {
     if let Ok(path) = std::env::var("HAYATE_BIN") {
         return Ok(path);
     }

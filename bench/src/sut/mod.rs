@@ -251,6 +251,9 @@ pub enum SutError {
         /// The end of its log.
         said: String,
     },
+    /// It has not what is to be measured.
+    #[error("{0}")]
+    Lacks(&'static str),
 }
 
 impl SutError {
@@ -293,7 +296,7 @@ pub fn version(system: System) -> String {
 }
 
 /// A directory for sockets and logs.
-fn directory() -> Result<TempDir, SutError> {
+pub(crate) fn directory() -> Result<TempDir, SutError> {
     tempfile::Builder::new()
         .prefix("hayate-bench-")
         .tempdir()

@@ -1,0 +1,502 @@
+//! What was found out about disks: tables, figures, and what hayate promises.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use plotters::style::RGBColor;
+use serde::{Deserialize, Serialize};
+
+use super::cell::{Access, Cell, Job, Medium};
+use super::sut::System;
+use super::window::Window;
+use crate::place::Regime;
+use crate::report::figures::{Figure, Frame, Line, render};
+use crate::report::promises::{self, Bound, Found, over};
+use crate::report::tables::{median, spread};
+use crate::report::{self, Sample, Version, common_regime};
+use crate::stats::{Summary, summary};
+
+/// All windows of a cell of a system.
+pub type Outcome = report::Outcome<Cell, System, Window>;
+
+/// Everything about disks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Disks {
+    /// What was compared.
+    pub systems: Vec<Version<System>>,
+    /// Bytes of the disk that had requests.
+    pub size: u64,
+    /// The client polled; otherwise it slept until it was notified.
+    pub polls: bool,
+    /// How qemu-storage-daemon read and wrote files on a medium: what was best there.
+    pub aio: BTreeMap<Medium, String>,
+    /// What was found, by cell, then system.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// Figures that are compared.
+type Value = fn(&Window) -> Option<f64>;
+const RATE: Value = |w| (w.rate > 0.0).then_some(w.rate);
+const P50: Value = |w| w.latency.map(|times| times.p50 / 1e3);
+const P99: Value = |w| w.latency.map(|times| times.p99 / 1e3);
+const P999: Value = |w| w.latency.map(|times| times.p999 / 1e3);
+const CPU: Value = |w| Some(w.cpu);
+const MILLION: Value = Window::cpu_for_a_million;
+
+/// A cell with all its systems, and the regime in which they are compared.
+struct Row<'a> {
+    cell: Cell,
+    regime: Option<Regime>,
+    outcomes: Vec<&'a Outcome>,
+}
+
+impl Row<'_> {
+    fn of(&self, system: System) -> Option<&Outcome> {
+        self.outcomes.iter().copied().find(|outcome| outcome.system == system)
+    }
+
+    fn figure(&self, system: System, value: Value) -> Option<Summary> {
+        self.of(system)?.summary(self.regime?, value)
+    }
+
+    /// hayate's figure divided by a system's, in each round in which both have one.
+    fn ratio(&self, system: System, value: Value) -> Option<Summary> {
+        report::ratio(self.of(System::Hayate)?, self.of(system)?, self.regime?, value)
+    }
+}
+
+impl Disks {
+    /// Cells in their order, each with the regime in which most can be compared.
+    fn rows(&self) -> Vec<Row<'_>> {
+        let mut rows: Vec<Row<'_>> = Vec::new();
+        for outcome in &self.outcomes {
+            match rows.last_mut().filter(|row| row.cell == outcome.cell) {
+                Some(row) => row.outcomes.push(outcome),
+                None => {
+                    let (cell, outcomes) = (outcome.cell, vec![outcome]);
+                    rows.push(Row { cell, regime: None, outcomes });
+                }
+            }
+        }
+        for row in &mut rows {
+            row.regime = common_regime(&row.outcomes);
+        }
+        rows
+    }
+}
+
+/// The tables.
+pub(crate) fn write(text: &mut String, disks: &Disks) -> std::fmt::Result {
+    let rows = disks.rows();
+    let load: Vec<&Row<'_>> = rows.iter().filter(|row| row.cell.job.is_some()).collect();
+    let idle: Vec<&Row<'_>> = rows.iter().filter(|row| row.cell.job.is_none()).collect();
+    writeln!(text, "## Disks\n")?;
+    about(text, disks)?;
+    for medium in [Medium::Tmpfs, Medium::Disk] {
+        let mine: Vec<_> = load.iter().filter(|row| row.cell.medium == medium).collect();
+        if mine.is_empty() {
+            continue;
+        }
+        let how = if medium.direct() { "O_DIRECT" } else { "page cache" };
+        writeln!(text, "### Requests, image on {} ({how})\n", medium.as_str())?;
+        writeln!(
+            text,
+            "| | system | IOPS | MB/s | hayate's, of it | p50, µs | p99, µs | p99.9, µs | CPU, s/M | \
+             CPU, % | regime |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        )?;
+        for row in mine {
+            requests(text, disks, row)?;
+        }
+        writeln!(text)?;
+    }
+    if !idle.is_empty() {
+        writeln!(text, "### Disks whose guests do nothing\n")?;
+        writeln!(text, "| | system | CPU, % | hayate's, of it |\n|---|---|---|---|")?;
+        for row in idle {
+            for Version { system, .. } in &disks.systems {
+                let Some(outcome) = row.of(*system) else { continue };
+                let cpu = match (outcome.windows.is_empty(), &outcome.problem) {
+                    (true, Some(problem)) => first_line(problem).to_owned(),
+                    _ => spread(row.figure(*system, CPU), 2),
+                };
+                let ratio = ratio(row, *system, CPU);
+                writeln!(text, "| {} | {} | {cpu} | {ratio} |", row.cell.label(), system.as_str())?;
+            }
+        }
+        writeln!(text)?;
+    }
+    Ok(())
+}
+
+fn about(text: &mut String, disks: &Disks) -> std::fmt::Result {
+    for Version { system, version } in &disks.systems {
+        let aio = disks.aio.iter().map(|(medium, aio)| format!("{aio} on {}", medium.as_str()));
+        let aio: Vec<String> = aio.collect();
+        let how = match system {
+            System::Qsd if !aio.is_empty() => format!(", aio={}", aio.join(", ")),
+            _ => String::new(),
+        };
+        writeln!(text, "* {}: {version}{how}", system.as_str())?;
+    }
+    let waits =
+        if disks.polls { "polls for answers" } else { "sleeps until it is notified of answers" };
+    writeln!(
+        text,
+        "\nRaw images of {} MiB, written over in full before. The client is the front end of the crate \
+         virtio-driver, alone on the guests' CPU, with a queue for each job and as many requests in \
+         flight in each as QD says; it {waits}. The back end has the switch's CPU, and one thread for \
+         all queues; fio has the same CPU, its files and buffers registered, and no device between. \
+         qemu-storage-daemon reads and writes files in the way that was best on the medium. *CPU* is \
+         that of all threads of the back end, those of io_uring in the kernel too: for a million \
+         requests in seconds, and in per cent of one CPU. A latency is from making the request \
+         available to finding its answer. MB are 10⁶ bytes. Figures are medians over windows of one \
+         regime (smallest-largest, number of windows), ratios medians over the rounds.\n",
+        disks.size >> 20
+    )
+}
+
+fn requests(text: &mut String, disks: &Disks, row: &Row<'_>) -> std::fmt::Result {
+    let block = row.cell.job.map_or(0, |job| job.block);
+    for Version { system, .. } in &disks.systems {
+        let Some(outcome) = row.of(*system) else { continue };
+        write!(text, "| {} | {} | ", row.cell.label(), system.as_str())?;
+        if let (true, Some(problem)) = (outcome.windows.is_empty(), &outcome.problem) {
+            writeln!(text, "{} {}|", first_line(problem), "| ".repeat(8))?;
+            continue;
+        }
+        let figure = |value| row.figure(*system, value);
+        let bytes = figure(RATE).map(|s| s.median * f64::from(block) / 1e6);
+        let values = [
+            spread(figure(RATE), 0),
+            bytes.map_or("-".into(), |bytes| format!("{bytes:.0}")),
+            ratio(row, *system, RATE),
+            median(figure(P50), 1, ""),
+            median(figure(P99), 1, ""),
+            median(figure(P999), 1, ""),
+            median(figure(MILLION), 2, ""),
+            median(figure(CPU), 0, ""),
+        ];
+        let regime = row.regime.map_or("-", Regime::as_str);
+        writeln!(text, "{} | {regime} |", values.join(" | "))?;
+    }
+    Ok(())
+}
+
+fn first_line(problem: &str) -> &str {
+    problem.lines().next().unwrap_or_default()
+}
+
+/// hayate's figure divided by a system's.
+fn ratio(row: &Row<'_>, system: System, value: Value) -> String {
+    match system {
+        System::Hayate if row.figure(system, value).is_some() => "1".to_owned(),
+        System::Hayate => "-".to_owned(),
+        _ => row.ratio(system, value).map_or("-".to_owned(), |s| format!("{:.2}", s.median)),
+    }
+}
+
+/// What a turn found, in one line.
+pub(super) fn one_line(windows: &[Window]) -> String {
+    let good = || windows.iter().filter(|window| window.counts());
+    let of = |value: Value| summary(good().filter_map(value)).map(|s| s.median);
+    let Some(regime) = good().next().and_then(|window| window.regime) else {
+        let of = |value: Value| summary(windows.iter().filter_map(value)).map_or(0.0, |s| s.median);
+        let moved = windows.iter().filter(|window| window.regime.is_none()).count();
+        return format!(
+            "no window counts (of {}): waited {:.0} % for a CPU, others used {:.0} %, host took {:.0} \
+             ticks, CPUs moved in {moved}",
+            windows.len(),
+            of(|w| Some(w.waited)),
+            of(|w| Some(w.others)),
+            of(|w| Some(w.stolen as f64)),
+        );
+    };
+    let (cpu, n) = (of(CPU).unwrap_or(0.0), good().count());
+    let rate = match (of(RATE), of(P50), of(P99)) {
+        (Some(rate), Some(p50), Some(p99)) => {
+            let empty =
+                of(|w| w.empty).map_or(String::new(), |e| format!(", {e:.0} % looks empty"));
+            format!("{:7.1} k IOPS, p50 {p50:6.1} us, p99 {p99:7.1} us{empty}, ", rate / 1e3)
+        }
+        _ => String::new(),
+    };
+    format!("{rate}CPU {cpu:5.1} %  ({}, n={n})", regime.as_str())
+}
+
+/// A promise about some cells.
+struct Promise {
+    text: &'static str,
+    cells: fn(&Cell, &Job) -> bool,
+    /// hayate's figure divided by this one's.
+    other: System,
+    value: Value,
+    bound: Bound,
+}
+
+/// Those about requests.
+const PROMISES: [Promise; 4] = [
+    Promise {
+        text: "4 KiB random read, QD 32: IOPS, of qemu-storage-daemon's",
+        cells: |cell, job| {
+            let (access, block, jobs) = (Access::RandomRead, 4096, 1);
+            cell.medium == Medium::Tmpfs && *job == Job { access, block, depth: 32, jobs }
+        },
+        other: System::Qsd,
+        value: RATE,
+        bound: Bound::AtLeast(1.5),
+    },
+    Promise {
+        text: "IOPS, of qemu-storage-daemon's",
+        cells: |_, _| true,
+        other: System::Qsd,
+        value: RATE,
+        bound: Bound::AtLeast(1.0),
+    },
+    Promise {
+        text: "QD 32: IOPS, of fio's on the bare file",
+        cells: |_, job| job.depth == 32,
+        other: System::Fio,
+        value: RATE,
+        bound: Bound::AtLeast(0.85),
+    },
+    Promise {
+        text: "QD 1: p50, of qemu-storage-daemon's",
+        cells: |_, job| job.depth == 1,
+        other: System::Qsd,
+        value: P50,
+        bound: Bound::AtMost(1.0),
+    },
+];
+
+/// Most of one CPU that idle disks may use, in per cent.
+const IDLE_CPU: f64 = 1.0;
+
+/// The lines of the table of promises.
+pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
+    let rows = disks.rows();
+    for promise in &PROMISES {
+        for medium in [Medium::Tmpfs, Medium::Disk] {
+            let mine = |row: &&Row<'_>| {
+                let job = row.cell.job.filter(|_| row.cell.medium == medium);
+                job.is_some_and(|job| (promise.cells)(&row.cell, &job))
+            };
+            let found = |row: &Row<'_>| {
+                let systems = (row.of(System::Hayate), row.of(promise.other));
+                let measured = over(systems.0, systems.1, promise.value);
+                let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
+                Found { label: row.cell.label(), value, windows }
+            };
+            let found: Vec<Found> = rows.iter().filter(mine).map(found).collect();
+            if !found.is_empty() {
+                let place = ("Disks", medium.as_str());
+                promises::line(text, place, promise.text, Some(&found), promise.bound)?;
+            }
+        }
+    }
+    for row in rows.iter().filter(|row| row.cell.job.is_none()) {
+        let cpu = row.figure(System::Hayate, CPU);
+        let (value, windows) = cpu.map_or((None, 0), |s| (Some(s.median), s.n));
+        let found = [Found { label: row.cell.label(), value, windows }];
+        let place = ("Disks", row.cell.medium.as_str());
+        promises::line(text, place, "CPU, %", Some(&found), Bound::AtMost(IDLE_CPU))?;
+    }
+    Ok(())
+}
+
+/// What a figure shows of the requests of 4 KiB at random.
+struct Plot {
+    file: &'static str,
+    title: &'static str,
+    up: &'static str,
+    access: Access,
+    value: Value,
+}
+
+const PLOTS: [Plot; 4] = [
+    Plot {
+        file: "read",
+        title: "4 KiB random reads",
+        up: "1000 IOPS",
+        access: Access::RandomRead,
+        value: |w| RATE(w).map(|rate| rate / 1e3),
+    },
+    Plot {
+        file: "read-p99",
+        title: "4 KiB random reads, 99th percentile",
+        up: "µs",
+        access: Access::RandomRead,
+        value: P99,
+    },
+    Plot {
+        file: "write",
+        title: "4 KiB random writes",
+        up: "1000 IOPS",
+        access: Access::RandomWrite,
+        value: |w| RATE(w).map(|rate| rate / 1e3),
+    },
+    Plot {
+        file: "write-p99",
+        title: "4 KiB random writes, 99th percentile",
+        up: "µs",
+        access: Access::RandomWrite,
+        value: P99,
+    },
+];
+
+/// All figures there is data for.
+pub(crate) fn draw(disks: &Disks) -> Vec<Figure> {
+    let rows = disks.rows();
+    let mut figures = Vec::new();
+    for medium in [Medium::Tmpfs, Medium::Disk] {
+        for plot in &PLOTS {
+            let job = |row: &Row<'_>| row.cell.job.filter(|job| job.access == plot.access);
+            let mine: Vec<(&Row<'_>, Job)> = rows
+                .iter()
+                .filter(|row| row.cell.medium == medium)
+                .filter_map(|row| Some((row, job(row)?)))
+                .collect();
+            let line = |version: &Version<System>| {
+                let system = version.system;
+                let value = |(at, (row, _)): (usize, &(&Row<'_>, Job))| {
+                    Some((at as f64, row.figure(system, plot.value)?.median))
+                };
+                let points: Vec<(f64, f64)> = mine.iter().enumerate().filter_map(value).collect();
+                let (name, color, limit) = (system.as_str(), color(system), system == System::Null);
+                (!points.is_empty()).then_some(Line { name, color, limit, points })
+            };
+            let lines: Vec<Line> = disks.systems.iter().filter_map(line).collect();
+            let label = |&(_, job): &(&Row<'_>, Job)| match job.jobs {
+                1 => format!("{}", job.depth),
+                jobs => format!("{jobs} x {}", job.depth),
+            };
+            let labels: Vec<String> = mine.iter().map(label).collect();
+            if mine.len() < 2 || lines.is_empty() {
+                continue;
+            }
+            let title = format!("{}, image on {}", plot.title, medium.as_str());
+            let frame = Frame { title: &title, across: "jobs x requests in flight", up: plot.up };
+            // Only a drawing that fails is left out; a string takes everything.
+            if let Ok(svg) = render(&frame, &labels, &lines) {
+                let name = format!("disk-{}-{}.svg", plot.file, medium.as_str());
+                figures.push(Figure { name, svg });
+            }
+        }
+    }
+    figures
+}
+
+fn color(system: System) -> RGBColor {
+    match system {
+        System::Hayate => RGBColor(0xd5, 0x5e, 0x00),
+        System::Qsd => RGBColor(0x00, 0x72, 0xb2),
+        System::Fio => RGBColor(0x00, 0x9e, 0x73),
+        System::Null => RGBColor(0x99, 0x99, 0x99),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Table;
+    use crate::disk::cell;
+    use crate::window::RoundTrips;
+
+    fn window(round: u32, rate: f64, p50: f64) -> Window {
+        let latency = RoundTrips { n: 1_000, p50, p99: 2.0 * p50, p999: 3.0 * p50 };
+        Window {
+            round,
+            line: [Some(100.0); 2],
+            regime: Some(Regime::Near),
+            quiet: true,
+            waited: 0.0,
+            others: 0.0,
+            stolen: 0,
+            seconds: 0.3,
+            rate,
+            latency: Some(latency),
+            cpu: 50.0,
+            empty: Some(90.0),
+        }
+    }
+
+    /// Everything once, made up: hayate is faster by half, and waits for QD 1 a little longer.
+    fn everything() -> Disks {
+        let cells =
+            cell::cells(&[Table::Disk, Table::DiskIdle], &[Medium::Tmpfs, Medium::Disk], false);
+        let few = |job: Job| match job.access {
+            Access::RandomRead => job.jobs == 1 && job.depth < 128,
+            Access::Write => job.block == 1 << 20,
+            _ => false,
+        };
+        let short = |cell: &&Cell| cell.job.is_none_or(few);
+        let mut outcomes = Vec::new();
+        for &cell in cells.iter().filter(short) {
+            for system in [System::Hayate, System::Qsd, System::Fio] {
+                if !system.takes_part(&cell) {
+                    continue;
+                }
+                let depth = cell.job.map_or(0, |job| job.depth);
+                let (rate, p50) = match system {
+                    System::Hayate => (15_000.0, 11_000.0),
+                    _ => (10_000.0, 10_000.0),
+                };
+                let rate = rate * f64::from(depth);
+                let one = |round| Window { cpu: 0.25, ..window(round, rate, p50) };
+                let mut windows = vec![one(0), one(1)];
+                if cell.job.is_some() {
+                    windows.iter_mut().for_each(|window| window.cpu = 50.0);
+                }
+                outcomes.push(Outcome { cell, system, windows, problem: None });
+            }
+        }
+        if let Some(last) = outcomes.last_mut() {
+            last.windows.clear();
+            last.problem = Some("it ended in the middle\nfor some reason".into());
+        }
+        let version = |system| Version { system, version: "1.0".into() };
+        Disks {
+            systems: [System::Hayate, System::Qsd, System::Fio].map(version).into(),
+            size: 1 << 30,
+            polls: true,
+            aio: [(Medium::Tmpfs, "io_uring".into()), (Medium::Disk, "native".into())].into(),
+            outcomes,
+        }
+    }
+
+    #[test]
+    fn the_tables_look_as_they_should() {
+        let golden = include_str!("golden.md");
+        let mut text = String::new();
+        write(&mut text, &everything()).unwrap();
+        promises(&mut text, &everything()).unwrap();
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/disk/golden.md");
+            std::fs::write(path, &text).unwrap();
+        }
+        assert!(text == golden, "not as in golden.md:\n{text}");
+    }
+
+    #[test]
+    fn json_comes_back_as_it_was() {
+        let text = serde_json::to_string(&everything()).unwrap();
+        assert_eq!(serde_json::from_str::<Disks>(&text).unwrap(), everything());
+    }
+
+    #[test]
+    fn figures_are_of_a_medium() {
+        let names: Vec<String> = draw(&everything()).into_iter().map(|f| f.name).collect();
+        // Of the writes there is one point, which is no line.
+        assert_eq!(names.len(), 2 * 2);
+        assert!(names.contains(&"disk-read-tmpfs.svg".to_owned()), "{names:?}");
+    }
+
+    #[test]
+    fn windows_that_others_disturbed_do_not_count() {
+        let disturbed = Window { quiet: false, ..window(0, 1.0, 1.0) };
+        assert!(!disturbed.counts() && window(0, 1.0, 1.0).counts());
+        assert!(one_line(&[disturbed]).starts_with("no window counts (of 1)"));
+        assert!(one_line(&[window(0, 2_000.0, 1_000.0)]).contains("2.0 k IOPS"));
+        assert_eq!(window(0, 1e6, 1.0).cpu_for_a_million(), Some(0.5));
+        assert_eq!(window(0, 0.0, 1.0).cpu_for_a_million(), None);
+    }
+}

@@ -1,0 +1,410 @@
+//! Rounds in which every back end has its turn at each cell, right after one another.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blkclient::{Client, ClientError, Shape, Wait};
+use clap::ValueEnum;
+
+use super::cell::{Access, Cell, IDLE, Job, Medium, QUEUES};
+use super::load::{Load, LoadError, Random};
+use super::report::{Disks, Outcome};
+use super::sut::{self, Aio, Backend, Disks as Served, Images, System};
+use super::window::{LENGTH, SETTLE, Taken, Watch};
+use crate::options::Options;
+use crate::place::Probe;
+use crate::report::Version;
+use crate::run::{BenchError, Progress, chain};
+use crate::sut::{SutError, install};
+
+/// Bytes of a disk that is to be idle.
+const SMALL: u64 = 1 << 20;
+/// Bytes of the data that is written and read back before anything is measured, and of a piece.
+const CHECKED: u64 = 16 << 20;
+const PIECE: usize = 256 << 10;
+/// Turns of each way in which qemu-storage-daemon can read and write files.
+const TRIES: usize = 3;
+/// How long idle disks are left alone before they are looked at.
+const CALM: Duration = Duration::from_millis(500);
+
+/// What is kept for all rounds.
+pub(crate) struct Bench {
+    /// Back ends that run, or why one does not. They end before their images go.
+    rigs: BTreeMap<(System, Medium), Result<Backend, String>>,
+    images: BTreeMap<Medium, Images>,
+}
+
+/// What has been found so far of disks.
+pub struct Run<'a> {
+    options: &'a Options,
+    interrupted: &'a AtomicBool,
+    cells: Vec<Cell>,
+    outcomes: BTreeMap<Cell, Vec<Outcome>>,
+    /// How qemu-storage-daemon read and wrote, and other things that were chosen.
+    notes: BTreeMap<Medium, Aio>,
+}
+
+impl<'a> Run<'a> {
+    /// Nothing yet; what it needs is installed.
+    ///
+    /// # Errors
+    /// A package cannot be installed.
+    pub fn new(
+        options: &'a Options,
+        interrupted: &'a AtomicBool,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Run<'a>, SutError> {
+        let cells = options.disk_cells();
+        for system in options.disk_systems.iter().filter(|s| cells.iter().any(|c| s.takes_part(c)))
+        {
+            install::install(system.packages(), say)?;
+        }
+        let (outcomes, notes) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Run { options, interrupted, cells, outcomes, notes })
+    }
+
+    /// Turns in all.
+    #[must_use]
+    pub fn turns(&self) -> usize {
+        let of =
+            |cell: &Cell| self.options.disk_systems.iter().filter(|s| s.takes_part(cell)).count();
+        self.options.rounds as usize * self.cells.iter().map(of).sum::<usize>()
+    }
+
+    /// What there is so far; none: no such cell was chosen.
+    #[must_use]
+    pub fn found(&self) -> Option<Disks> {
+        if self.cells.is_empty() {
+            return None;
+        }
+        let of = |cell: &Cell| self.outcomes.get(cell).into_iter().flatten().cloned();
+        let version = |&system: &System| Version { system, version: system.version() };
+        Some(Disks {
+            systems: self.options.disk_systems.iter().map(version).collect(),
+            size: self.options.disk_size << 20,
+            polls: self.options.disk_wait == Waiting::Poll,
+            aio: self.notes.iter().map(|(&medium, aio)| (medium, aio.as_str().into())).collect(),
+            outcomes: self.cells.iter().flat_map(of).collect(),
+        })
+    }
+
+    /// Images for all rounds, and no back end yet.
+    ///
+    /// # Errors
+    /// There is no such directory, or nothing can be written there.
+    pub(crate) fn bench(&self) -> Result<Bench, SutError> {
+        let mut images = BTreeMap::new();
+        for medium in [Medium::Tmpfs, Medium::Disk] {
+            let uses = |cell: &Cell| cell.job.is_some() && cell.medium == medium;
+            if self.cells.iter().any(uses) {
+                images.insert(medium, self.images(medium, self.options.disk_size << 20)?);
+            }
+        }
+        Ok(Bench { rigs: BTreeMap::new(), images })
+    }
+
+    /// Whether there is anything to measure.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        !self.cells.is_empty()
+    }
+
+    /// A round.
+    ///
+    /// # Errors
+    /// It was interrupted.
+    pub(crate) fn round(
+        &mut self,
+        bench: &mut Bench,
+        (round, probe): (u32, &Probe),
+        progress: &mut Progress,
+    ) -> Result<(), BenchError> {
+        for cell in self.cells.clone() {
+            for system in self.options.disk_systems.iter().filter(|s| s.takes_part(&cell)) {
+                if self.interrupted.load(Ordering::Relaxed) {
+                    return Err(BenchError::Interrupted { out: self.options.out.clone() });
+                }
+                let watch = self.watch(probe, round, cell.medium);
+                let taken = match cell.job {
+                    Some(job) => self.job(*system, (&cell, &job), bench, &watch, progress),
+                    None => self.idle(*system, &watch),
+                };
+                let (windows, problem) = match taken {
+                    Ok((windows, error)) => (windows, error.map(|error| chain(&error))),
+                    Err(problem) => (Vec::new(), Some(problem)),
+                };
+                let found = match &problem {
+                    Some(problem) => problem.lines().next().unwrap_or_default().to_owned(),
+                    None => super::report::one_line(&windows),
+                };
+                let (medium, label) = (cell.medium.as_str(), cell.label());
+                progress.turn(&format!(
+                    "round {}  {medium:<5} {label:<36} {:<26} {found}",
+                    round + 1,
+                    system.as_str()
+                ));
+                let outcomes = self.outcomes.entry(cell).or_default();
+                Outcome::record(outcomes, cell, *system, windows, problem);
+            }
+        }
+        Ok(())
+    }
+
+    fn watch<'w>(&self, probe: &'w Probe, round: u32, medium: Medium) -> Watch<'w>
+    where
+        'a: 'w,
+    {
+        Watch {
+            probe,
+            wanted: self.options.windows as usize,
+            patience: Duration::from_secs(self.options.patience.into()),
+            round,
+            medium,
+            interrupted: self.interrupted,
+        }
+    }
+
+    fn images(&self, medium: Medium, size: u64) -> Result<Images, SutError> {
+        let dir = match medium {
+            Medium::Tmpfs => &self.options.tmpfs_dir,
+            Medium::Disk => &self.options.disk_dir,
+        };
+        Images::new(dir, medium, size)
+    }
+
+    /// A turn of requests.
+    fn job(
+        &mut self,
+        system: System,
+        (cell, job): (&Cell, &Job),
+        bench: &mut Bench,
+        watch: &Watch<'_>,
+        progress: &mut Progress,
+    ) -> Result<Taken, String> {
+        let Bench { rigs, images } = bench;
+        let images = images.get(&cell.medium).ok_or("there are no images")?;
+        let place = self.options.cpus;
+        if system == System::Fio {
+            let file = images.file(0).map_err(|error| chain(&error))?;
+            let file = (file.as_path(), images.size());
+            return Ok(self.beside(|| watch.fio(job, file, place.switch)));
+        }
+        let key = (system, images.medium());
+        if let Some(Ok(there)) = rigs.get_mut(&key)
+            && !there.alive()
+        {
+            rigs.remove(&key);
+        }
+        let rig = match rigs.entry(key) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => {
+                progress.line(&format!("starting {} on {}", system.as_str(), key.1.as_str()));
+                free.insert(self.start(system, images))
+            }
+        };
+        let backend = rig.as_mut().map_err(|problem| problem.clone())?;
+        let wait = self.options.disk_wait.into();
+        let taken = self.beside(|| match at_work(backend, job, images.size(), wait) {
+            Ok(mut client) => match Load::new(&mut client, *job, images.size()) {
+                Ok(mut load) => watch.load(&mut load, backend),
+                Err(error) => (Vec::new(), Some(error)),
+            },
+            Err(error) => (Vec::new(), Some(error)),
+        });
+        if backend.alive() { Ok(taken) } else { Err("it ended in the middle".to_owned()) }
+    }
+
+    /// Starts a back end and makes sure that it keeps what it is given.
+    fn start(&mut self, system: System, images: &Images) -> Result<Backend, String> {
+        let cpu = self.options.cpus.switch;
+        let text = |error: SutError| chain(&error);
+        let checked = |backend: Backend| match check(&backend, images.size()) {
+            Ok(()) => Ok(backend),
+            Err(error) => Err(chain(&error)),
+        };
+        match system {
+            System::Hayate => {
+                let backend = sut::hayate(images, 1, cpu).map_err(text)?;
+                fill(&backend, images.size()).map_err(|error| chain(&error))?;
+                checked(backend)
+            }
+            System::Qsd => {
+                let medium = images.medium();
+                let aio = match self.notes.get(&medium) {
+                    Some(&aio) => aio,
+                    None => self.best(images)?,
+                };
+                self.notes.insert(medium, aio);
+                checked(sut::qsd(Served::Files(images, 1), aio, cpu).map_err(text)?)
+            }
+            System::Null => sut::qsd(Served::Null(images.size()), Aio::Threads, cpu).map_err(text),
+            System::Fio => Err("it is no back end".to_owned()),
+        }
+    }
+
+    /// How qemu-storage-daemon is best: by the product of random reads and writes a second, 32 in
+    /// flight, the best of three turns each: others on the machine only make it slower.
+    fn best(&self, images: &Images) -> Result<Aio, String> {
+        let mut best: Option<(f64, Aio)> = None;
+        let ways = Aio::of(images.medium());
+        for &aio in ways.iter().cycle().take(TRIES * ways.len()) {
+            let started = sut::qsd(Served::Files(images, 1), aio, self.options.cpus.switch);
+            let backend = started.map_err(|error| chain(&error))?;
+            let score = self.beside(|| {
+                let rate = |access| {
+                    let job = Job { access, block: 4096, depth: 32, jobs: 1 };
+                    let mut client = at_work(&backend, &job, images.size(), Wait::Poll)?;
+                    let mut load = Load::new(&mut client, job, images.size())?;
+                    load.run(SETTLE)?;
+                    load.begin();
+                    load.run(2 * LENGTH)?;
+                    load.drain()?;
+                    Ok::<f64, LoadError>(load.counts.requests as f64)
+                };
+                Ok::<f64, LoadError>(rate(Access::RandomRead)? * rate(Access::RandomWrite)?)
+            });
+            let score = score.map_err(|error| chain(&error))?;
+            if best.is_none_or(|(before, _)| score > before) {
+                best = Some((score, aio));
+            }
+        }
+        best.map(|(_, aio)| aio).ok_or_else(|| "no way to read files".to_owned())
+    }
+
+    /// A turn of disks that do nothing: a back end of their own, with a client for each.
+    fn idle(&self, system: System, watch: &Watch<'_>) -> Result<Taken, String> {
+        let cpu = self.options.cpus.switch;
+        let images = self.images(Medium::Tmpfs, SMALL).map_err(|error| chain(&error))?;
+        let backend = match system {
+            System::Hayate => sut::hayate(&images, IDLE, cpu),
+            _ => sut::qsd(Served::Files(&images, IDLE), Aio::Threads, cpu),
+        };
+        let mut backend = backend.map_err(|error| chain(&error))?;
+        let shape = Shape { queues: QUEUES, slots: 1, buffer: 4096, wait: Wait::Event };
+        let connect = |socket| {
+            let mut client = Client::connect(socket, shape)?;
+            // Once it has had something to do.
+            client.read(0, &mut [0; 4096])?;
+            Ok::<Client, ClientError>(client)
+        };
+        let clients: Result<Vec<Client>, ClientError> =
+            backend.sockets.iter().map(|socket| connect(socket)).collect();
+        let clients = clients.map_err(|error| chain(&error))?;
+        std::thread::sleep(CALM);
+        let taken = self.beside(|| watch.idle(&backend));
+        drop(clients);
+        if backend.alive() { Ok(taken) } else { Err("it ended in the middle".to_owned()) }
+    }
+
+    /// Does something on a thread of its own, before others, on the guests' CPU.
+    fn beside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let work = || {
+                // Without them the windows do not count, which shows.
+                let _ = sys::affinity::pin_current_thread(self.options.cpus.guests);
+                let _ = rustix::process::setpriority_process(None, -20);
+                work()
+            };
+            match scope.spawn(work).join() {
+                Ok(done) => done,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+}
+
+/// How the client waits, as it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Waiting {
+    /// looks at the rings all the time
+    Poll,
+    /// sleeps until it is notified
+    Event,
+}
+
+impl From<Waiting> for Wait {
+    fn from(waiting: Waiting) -> Wait {
+        match waiting {
+            Waiting::Poll => Wait::Poll,
+            Waiting::Event => Wait::Event,
+        }
+    }
+}
+
+/// A client of a back end's first disk, for a job on its first `size` bytes.
+fn at_work(backend: &Backend, job: &Job, size: u64, wait: Wait) -> Result<Client, LoadError> {
+    let Job { block, depth, jobs, .. } = *job;
+    let client = first(backend, Shape { queues: jobs, slots: depth, buffer: block, wait })?;
+    if client.capacity() < size {
+        return Err(LoadError::Size(client.capacity()));
+    }
+    Ok(client)
+}
+
+fn first(backend: &Backend, shape: Shape) -> Result<Client, LoadError> {
+    let none =
+        LoadError::Io { what: "the disk's socket", source: std::io::ErrorKind::NotFound.into() };
+    Ok(Client::connect(backend.sockets.first().ok_or(none)?, shape)?)
+}
+
+/// For what is written and read back.
+const WHOLE: Shape = Shape { queues: 1, slots: 1, buffer: PIECE as u32, wait: Wait::Event };
+
+/// Writes all of a disk, with data at random.
+fn fill(backend: &Backend, size: u64) -> Result<(), LoadError> {
+    let mut client = first(backend, WHOLE)?;
+    let (mut random, mut data) = (Random::new(size), vec![0; PIECE]);
+    for offset in (0..size).step_by(PIECE) {
+        random.fill(&mut data);
+        let some = data.get(..(size - offset).min(PIECE as u64) as usize).unwrap_or(&data);
+        client.write(offset, some)?;
+    }
+    Ok(client.flush()?)
+}
+
+/// Writes to the beginning of a disk, reads it back, and compares with the raw file behind it.
+///
+/// # Errors
+/// What is read there is not what was written.
+pub fn check(backend: &Backend, size: u64) -> Result<(), LoadError> {
+    let mut client = first(backend, WHOLE)?;
+    check_with(&mut client, backend.file.as_deref(), size.min(CHECKED))
+}
+
+fn check_with(client: &mut Client, file: Option<&Path>, size: u64) -> Result<(), LoadError> {
+    let data = |offset: u64| {
+        let mut data = vec![0; PIECE.min((size - offset) as usize)];
+        Random::new(!offset).fill(&mut data);
+        data
+    };
+    let offsets: Vec<u64> = (0..size).step_by(PIECE).collect();
+    // Not in their order: a piece that went elsewhere is not written over.
+    for &offset in offsets.iter().rev() {
+        client.write(offset, &data(offset))?;
+    }
+    client.flush()?;
+    let mut read = vec![0; PIECE];
+    let compare = |what, offset: u64, read: &[u8]| match read == data(offset) {
+        true => Ok(()),
+        false => Err(LoadError::Data { what, offset }),
+    };
+    for &offset in &offsets {
+        read.resize(data(offset).len(), 0);
+        client.read(offset, &mut read)?;
+        compare("disk", offset, &read)?;
+    }
+    let io = |source| LoadError::Io { what: "the raw file of the disk", source };
+    let file = file.ok_or_else(|| io(std::io::ErrorKind::NotFound.into()))?;
+    let file = File::open(file).map_err(io)?;
+    for &offset in &offsets {
+        read.resize(data(offset).len(), 0);
+        file.read_exact_at(&mut read, offset).map_err(io)?;
+        compare("file", offset, &read)?;
+    }
+    Ok(())
+}

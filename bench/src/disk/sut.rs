@@ -1,0 +1,323 @@
+//! Back ends under test: how each is started on one CPU with its images, and ended.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use super::cell::{Cell, Medium, QUEUES};
+use super::load::Random;
+use crate::sched;
+use crate::sut::process::{Process, run};
+use crate::sut::{SutError, hayate, install};
+
+/// What can be measured.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    clap::ValueEnum,
+    Serialize,
+    Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// hayate, this program
+    Hayate,
+    /// qemu-storage-daemon's vhost-user-blk export, with one I/O thread
+    Qsd,
+    /// fio with io_uring on the bare file: the limit
+    Fio,
+    /// qemu-storage-daemon with a disk that does nothing (null-co): what client and rings can do
+    Null,
+}
+
+impl System {
+    /// Its name in tables.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            System::Hayate => "hayate",
+            System::Qsd => "qemu-storage-daemon",
+            System::Fio => "fio io_uring, bare file",
+            System::Null => "qemu-storage-daemon, null",
+        }
+    }
+
+    /// The Debian packages it comes in.
+    #[must_use]
+    pub fn packages(self) -> &'static [&'static str] {
+        match self {
+            System::Hayate => &[],
+            System::Qsd | System::Null => &["qemu-system-common"],
+            System::Fio => &["fio"],
+        }
+    }
+
+    /// Whether it has a place in a cell's table.
+    #[must_use]
+    pub fn takes_part(self, cell: &Cell) -> bool {
+        match self {
+            System::Hayate | System::Qsd => true,
+            System::Fio => cell.job.is_some(),
+            System::Null => cell.job.is_some() && cell.medium == Medium::Tmpfs,
+        }
+    }
+
+    /// Its version, in its own words.
+    #[must_use]
+    pub fn version(self) -> String {
+        match self {
+            System::Hayate => env!("CARGO_PKG_VERSION").to_owned(),
+            other => {
+                install::version(other.packages()).unwrap_or_else(|| "not installed".to_owned())
+            }
+        }
+    }
+}
+
+/// How qemu-storage-daemon reads and writes files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aio {
+    /// Threads of its own.
+    Threads,
+    /// io_uring.
+    IoUring,
+    /// Linux AIO, past the page cache only.
+    Native,
+}
+
+impl Aio {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Aio::Threads => "threads",
+            Aio::IoUring => "io_uring",
+            Aio::Native => "native",
+        }
+    }
+
+    /// Those that there are for a medium.
+    #[must_use]
+    pub fn of(medium: Medium) -> &'static [Aio] {
+        match medium {
+            Medium::Tmpfs => &[Aio::Threads, Aio::IoUring],
+            Medium::Disk => &[Aio::Threads, Aio::IoUring, Aio::Native],
+        }
+    }
+}
+
+/// A directory for images on a medium, and the size of each; gone when dropped.
+pub struct Images {
+    dir: TempDir,
+    medium: Medium,
+    size: u64,
+}
+
+impl Images {
+    /// A new one in a directory of that medium.
+    ///
+    /// # Errors
+    /// It cannot be written to.
+    pub fn new(parent: &Path, medium: Medium, size: u64) -> Result<Images, SutError> {
+        let dir = tempfile::Builder::new().prefix("hayate-bench-").tempdir_in(parent);
+        let dir = dir.map_err(SutError::io(format!("a directory in {}", parent.display())))?;
+        Ok(Images { dir, medium, size })
+    }
+
+    /// Its medium.
+    #[must_use]
+    pub fn medium(&self) -> Medium {
+        self.medium
+    }
+
+    /// Bytes of each image.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Raw image `number`; what is not there is made, with data at random in all of it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn file(&self, number: u16) -> Result<PathBuf, SutError> {
+        let path = self.dir.path().join(format!("{number}.raw"));
+        if !path.exists() {
+            write_random(&path, self.size).map_err(SutError::io("an image cannot be written"))?;
+        }
+        Ok(path)
+    }
+}
+
+fn write_random(path: &Path, size: u64) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    let (mut random, mut data) = (Random::new(size), vec![0; 1 << 20]);
+    let mut left = size;
+    while left > 0 {
+        random.fill(&mut data);
+        let some = data.get(..left.min(1 << 20) as usize).unwrap_or(&data);
+        file.write_all(some)?;
+        left -= some.len() as u64;
+    }
+    file.sync_all()
+}
+
+/// A back end that runs.
+pub struct Backend {
+    /// One vhost-user socket for each disk.
+    pub sockets: Vec<PathBuf>,
+    /// The raw file behind the first; none: it has no file.
+    pub file: Option<PathBuf>,
+    process: Process,
+    /// Sockets, logs and what else it needs: removed after it ended.
+    _dir: TempDir,
+}
+
+impl Backend {
+    /// Whether it has not ended.
+    pub fn alive(&mut self) -> bool {
+        self.process.alive()
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// CPU time of all its threads so far, those of the kernel's io-wq too.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        sched::cpu_time(self.process.pid())
+    }
+}
+
+/// Starts qemu-storage-daemon with so many disks on the images, one I/O thread for all; without
+/// images, with one disk of `null` bytes that does nothing.
+///
+/// # Errors
+/// It cannot be started, or an image cannot be made.
+pub fn qsd(disks: Disks<'_>, aio: Aio, cpu: usize) -> Result<Backend, SutError> {
+    let dir = crate::sut::directory()?;
+    let mut command: Vec<String> = ["taskset", "-c"].map(str::to_owned).into();
+    command.extend([cpu.to_string(), "qemu-storage-daemon".into()]);
+    command.extend(["--object".into(), "iothread,id=io".into()]);
+    let (count, file) = match disks {
+        Disks::Null(_) => (1, None),
+        Disks::Files(images, count) => (count, Some(images.file(0)?)),
+    };
+    let mut sockets = Vec::new();
+    for number in 0..count {
+        let node = match disks {
+            Disks::Null(size) => format!("driver=null-co,size={size},read-zeroes=off"),
+            Disks::Files(images, _) => {
+                let direct = if images.medium().direct() { "on" } else { "off" };
+                let (path, aio) = (images.file(number)?, aio.as_str());
+                let path = path.display();
+                format!("driver=file,filename={path},aio={aio},cache.direct={direct}")
+            }
+        };
+        let socket = dir.path().join(format!("{number}.sock"));
+        let export = format!(
+            "type=vhost-user-blk,id=e{number},node-name=n{number},addr.type=unix,addr.path={},\
+             writable=on,num-queues={QUEUES},iothread=io",
+            socket.display()
+        );
+        command.extend(["--blockdev".into(), format!("node-name=n{number},{node}")]);
+        command.extend(["--export".into(), export]);
+        sockets.push(socket);
+    }
+    let log = dir.path().join("log");
+    let mut process = Process::start("qemu-storage-daemon", &command, &[], &log, None)?;
+    process.wait_for(30, || sockets.iter().all(|socket| socket.exists()).then_some(()))?;
+    Ok(Backend { sockets, file, process, _dir: dir })
+}
+
+/// What a back end serves.
+#[derive(Clone, Copy)]
+pub enum Disks<'a> {
+    /// So many of these images.
+    Files(&'a Images, u16),
+    /// One of so many bytes that does nothing.
+    Null(u64),
+}
+
+/// Starts a daemon with one worker and so many disks, whose images are raw ones that it makes itself,
+/// beside the others' files.
+///
+/// # Errors
+/// This hayate has no disks, or it cannot be started.
+pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutError> {
+    let program = hayate::program()?;
+    if run(&[&program, "disk", "--help"], &[]).is_err() {
+        return Err(SutError::Lacks("this hayate has no `disk`"));
+    }
+    // Its images are below its run directory: on the medium.
+    let dir = tempfile::Builder::new().prefix("hayate-").tempdir_in(images.dir.path());
+    let dir = dir.map_err(SutError::io("a directory beside the images"))?;
+    let (run_dir, cpu) = (dir.path().join("run"), cpu.to_string());
+    let run_text = run_dir.display().to_string();
+    let command = [&program, "daemon", "--run-dir", &run_text, "--cpus", &cpu, "--log", "warn"];
+    let command = command.map(str::to_owned);
+    let log = dir.path().join("log");
+    let mut process = Process::start("hayate daemon", &command, &[], &log, None)?;
+    let command = |words: &[&str]| {
+        let start = [program.as_str(), "--run-dir", &run_text];
+        run(&[start.as_slice(), words].concat(), &[])
+    };
+    process.wait_for(20, || command(&["disk", "list"]).ok())?;
+    let (size, queues) = (format!("{}M", images.size() >> 20), QUEUES.to_string());
+    let mut sockets = Vec::new();
+    for number in 0..count {
+        let name = format!("d{number}");
+        let socket = dir.path().join(format!("{number}.sock"));
+        command(&["image", "create", &name, "--size", &size, "--format", "raw"])?;
+        let cache = if images.medium().direct() { "direct" } else { "host" };
+        let socket_text = socket.display().to_string();
+        let at = ["--socket", &socket_text, "--queues", &queues, "--cache", cache];
+        let add: Vec<&str> =
+            ["disk", "add", &name, "--image", &name].into_iter().chain(at).collect();
+        command(&add)?;
+        sockets.push(socket);
+    }
+    process.wait_ready("worker-0", &sockets)?;
+    let file = image_of_size(&run_dir, images.size());
+    Ok(Backend { sockets, file, process, _dir: dir })
+}
+
+/// The file of so many bytes below a directory, if there is one.
+fn image_of_size(dir: &Path, size: u64) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).ok()?.filter_map(Result::ok);
+    entries.map(|entry| entry.path()).find_map(|path| match fs::symlink_metadata(&path).ok()? {
+        found if found.is_dir() => image_of_size(&path, size),
+        found => (found.is_file() && found.len() == size).then_some(path),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_full_and_are_found() {
+        let parent = tempfile::tempdir().unwrap();
+        let images = Images::new(parent.path(), Medium::Disk, (3 << 20) + 512).unwrap();
+        let file = images.file(0).unwrap();
+        let data = fs::read(&file).unwrap();
+        assert_eq!(data.len() as u64, images.size());
+        assert!(data.chunks(512).all(|sector| sector.iter().any(|byte| *byte != 0)));
+        assert_eq!(images.file(0).unwrap(), file);
+        assert_eq!(image_of_size(parent.path(), images.size()), Some(file));
+        assert_eq!(image_of_size(parent.path(), 1), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! Windows: a fifth of a second of requests, with what the machine did meanwhile.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::cell::{Job, Medium};
+use super::fio;
+use super::load::{Load, LoadError};
+use super::sut::Backend;
+use crate::place::{Probe, Regime};
+use crate::report::Sample;
+use crate::sched::{Thread, stolen, strangers, used_since};
+use crate::window::RoundTrips;
+
+/// Requests before each window, and length of a window.
+pub const SETTLE: Duration = Duration::from_millis(50);
+/// See [`SETTLE`].
+pub const LENGTH: Duration = Duration::from_millis(200);
+/// Length of a window of idle disks.
+const IDLE: Duration = Duration::from_secs(1);
+/// Share of a window that other programs may have used of either CPU, and that the client may have
+/// waited for its own. Where there is a real file system it also waits for threads of the kernel that
+/// do what the requests ask for, so there only other programs count.
+const WAITED: f64 = 0.02;
+/// Share of a window that the host may have taken: all CPUs, in clock ticks of 10 ms.
+const STOLEN: f64 = 0.2;
+/// What a back end has left to do when the client ends: none of it is to fall into a probe.
+const REST: Duration = Duration::from_millis(1);
+
+/// What happened in a window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Window {
+    /// Which round it was in, from 0.
+    pub round: u32,
+    /// Round trip of a cache line between the CPUs, before and after, in nanoseconds.
+    pub line: [Option<f64>; 2],
+    /// The regime, if it was the same before and after.
+    pub regime: Option<Regime>,
+    /// Whether client and back end had their CPUs.
+    pub quiet: bool,
+    /// How long the client waited for its CPU, in per cent of the window.
+    pub waited: f64,
+    /// CPU time of other programs, in per cent of one CPU.
+    pub others: f64,
+    /// Clock ticks of 10 ms the host took from this machine.
+    pub stolen: u64,
+    /// Length in seconds.
+    pub seconds: f64,
+    /// Requests a second.
+    pub rate: f64,
+    /// How long they took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<RoundTrips>,
+    /// CPU time of the back end, all its threads, in per cent of one CPU.
+    pub cpu: f64,
+    /// Looks of the client at its queues that found no answer, in per cent: near 0 it is the client
+    /// that limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty: Option<f64>,
+}
+
+impl Sample for Window {
+    fn counts(&self) -> bool {
+        self.quiet && self.regime.is_some()
+    }
+
+    fn regime(&self) -> Option<Regime> {
+        self.regime
+    }
+
+    fn round(&self) -> u32 {
+        self.round
+    }
+}
+
+impl Window {
+    /// CPU time of the back end for a million requests, in seconds.
+    #[must_use]
+    pub fn cpu_for_a_million(&self) -> Option<f64> {
+        (self.rate > 0.0).then(|| self.cpu / 100.0 / self.rate * 1e6)
+    }
+}
+
+/// What a turn came to: its windows, and what ended it early.
+pub type Taken = (Vec<Window>, Option<LoadError>);
+
+/// How windows are taken.
+pub struct Watch<'a> {
+    /// The probe between the CPUs.
+    pub probe: &'a Probe,
+    /// Windows that count that are wanted.
+    pub wanted: usize,
+    /// How long to go on for them.
+    pub patience: Duration,
+    /// Which round it is.
+    pub round: u32,
+    /// Where the images are.
+    pub medium: Medium,
+    /// Set when the person wants it to end.
+    pub interrupted: &'a AtomicBool,
+}
+
+/// What was found in a window, beside what the machine did.
+struct Measured {
+    rate: f64,
+    latency: Option<RoundTrips>,
+    cpu: f64,
+    empty: Option<f64>,
+}
+
+impl Watch<'_> {
+    /// Windows of requests to a back end.
+    pub fn load(&self, load: &mut Load<'_>, backend: &mut Backend) -> Taken {
+        self.windows(&[backend.pid()], || {
+            load.run(SETTLE)?;
+            load.begin();
+            let (start, used) = (Instant::now(), backend.cpu_time());
+            load.run(LENGTH)?;
+            let (seconds, used) = (start.elapsed(), backend.cpu_time().saturating_sub(used));
+            let counts = load.counts.clone();
+            load.drain()?;
+            let seconds = seconds.as_secs_f64();
+            Ok(Measured {
+                rate: counts.requests as f64 / seconds,
+                latency: counts.latencies.summary(),
+                cpu: 100.0 * used.as_secs_f64() / seconds,
+                empty: Some(100.0 * counts.empty as f64 / counts.looks.max(1) as f64),
+            })
+        })
+    }
+
+    /// Windows of a back end whose disks have nothing to do.
+    pub fn idle(&self, backend: &Backend) -> Taken {
+        self.windows(&[backend.pid()], || {
+            let (start, used) = (Instant::now(), backend.cpu_time());
+            std::thread::sleep(IDLE);
+            let used = backend.cpu_time().saturating_sub(used).as_secs_f64();
+            let cpu = 100.0 * used / start.elapsed().as_secs_f64();
+            Ok(Measured { rate: 0.0, latency: None, cpu, empty: None })
+        })
+    }
+
+    /// Windows of fio on a file: each is a run of it.
+    pub fn fio(&self, job: &Job, (file, size): (&Path, u64), cpu: usize) -> Taken {
+        self.windows(&[], || {
+            let found = fio::run(job, file, size, self.medium, cpu)?;
+            let (rate, latency) = (found.rate, Some(found.latency));
+            Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, empty: None })
+        })
+    }
+
+    fn windows(
+        &self,
+        own: &[u32],
+        mut measure: impl FnMut() -> Result<Measured, LoadError>,
+    ) -> Taken {
+        let own = [own, &[std::process::id()]].concat();
+        let mut windows: Vec<Window> = Vec::new();
+        let start = Instant::now();
+        while (windows.len() < self.wanted || start.elapsed() < self.patience)
+            && windows.iter().filter(|window| window.counts()).count() < self.wanted
+            && !self.interrupted.load(Ordering::Relaxed)
+        {
+            match self.window(&own, &mut measure) {
+                Ok(window) => windows.push(window),
+                Err(error) => return (windows, Some(error)),
+            }
+        }
+        (windows, None)
+    }
+
+    fn window(
+        &self,
+        own: &[u32],
+        measure: &mut impl FnMut() -> Result<Measured, LoadError>,
+    ) -> Result<Window, LoadError> {
+        let before = self.probe.round_trip();
+        let (me, others, taken) = (Thread::current(), strangers(own), stolen());
+        let (mine, start) = (me.times(), Instant::now());
+        let Measured { rate, latency, cpu, empty } = measure()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let waited = me.times().kept_waiting(&mine).as_secs_f64() / seconds;
+        let taken = stolen() - taken;
+        let others = used_since(&strangers(own), &others).as_secs_f64() / seconds;
+        std::thread::sleep(REST);
+        let after = self.probe.round_trip();
+        let regime = match (before.map(Regime::of), after.map(Regime::of)) {
+            (Some(before), Some(after)) if before == after => Some(before),
+            _ => None,
+        };
+        let quiet = others <= WAITED
+            && (waited <= WAITED || self.medium == Medium::Disk)
+            && taken as f64 <= (STOLEN * seconds * 100.0).max(2.0)
+            && self.probe.sound();
+        Ok(Window {
+            round: self.round,
+            line: [before, after],
+            regime,
+            quiet,
+            waited: 100.0 * waited,
+            others: 100.0 * others,
+            stolen: taken,
+            seconds,
+            rate,
+            latency,
+            cpu,
+            empty,
+        })
+    }
+}
