@@ -1,7 +1,7 @@
-//! Names of virtio feature bits of a network device (virtio 1.3, sections 5.1.3 and 6).
+//! Names of virtio feature bits (virtio 1.3, sections 5.1.3, 5.2.3 and 6).
 //!
-//! The names are those of the specification without `VIRTIO_NET_F_` and `VIRTIO_F_`, in lower
-//! case.
+//! The names are those of the specification without `VIRTIO_NET_F_`, `VIRTIO_BLK_F_` and
+//! `VIRTIO_F_`, in lower case.
 
 /// Bit and name, ascending.
 const NAMES: [(u8, &str); 40] = [
@@ -47,10 +47,42 @@ const NAMES: [(u8, &str); 40] = [
     (62, "standby"),
 ];
 
-/// The names of all bits set in `features`, ascending; a bit without a name is `bit_N`.
+/// Bit and name of those that are a block device's own (virtio 1.3, section 5.2.3), ascending.
+const DISK_NAMES: [(u8, &str); 13] = [
+    (1, "size_max"),
+    (2, "seg_max"),
+    (4, "geometry"),
+    (5, "ro"),
+    (6, "blk_size"),
+    (9, "flush"),
+    (10, "topology"),
+    (11, "config_wce"),
+    (12, "mq"),
+    (13, "discard"),
+    (14, "write_zeroes"),
+    (16, "secure_erase"),
+    (17, "zoned"),
+];
+
+/// Bits below this one mean something else for each kind of device.
+const COMMON: u8 = 24;
+
+/// The names of all bits set in the features of a network device, ascending; a bit without a name
+/// is `bit_N`.
 pub fn names(features: u64) -> Vec<String> {
+    named(features, &NAMES)
+}
+
+/// The same of a block device.
+pub fn disk_names(features: u64) -> Vec<String> {
+    let common = NAMES.iter().filter(|(bit, _)| (COMMON..50).contains(bit));
+    let all: Vec<_> = DISK_NAMES.iter().chain(common).copied().collect();
+    named(features, &all)
+}
+
+fn named(features: u64, names: &[(u8, &str)]) -> Vec<String> {
     let bits = (0..64u8).filter(|bit| features >> bit & 1 == 1);
-    bits.map(|bit| match NAMES.iter().find(|(number, _)| *number == bit) {
+    bits.map(|bit| match names.iter().find(|(number, _)| *number == bit) {
         Some((_, name)) => (*name).to_owned(),
         None => format!("bit_{bit}"),
     })
@@ -74,6 +106,8 @@ mod tests {
             ["csum", "mrg_rxbuf", "ring_packed", "bit_41"]
         );
         assert_eq!(names(u64::MAX).len(), 64);
+        let disk = disk_names(1 | 1 << 9 | 1 << 12 | 1 << 29 | 1 << 34 | 1 << 56);
+        assert_eq!(disk, ["bit_0", "flush", "mq", "event_idx", "ring_packed", "bit_56"]);
         assert_eq!(hex(0x1_3000_0003), "0x0000000130000003");
     }
 }

@@ -10,7 +10,9 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
 /// Whether I/O goes through the host's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Past it (`O_DIRECT`), if the file system can do that.
+    /// Past it (`O_DIRECT`), if the file system can do that and the file's length is a multiple of
+    /// what it asks for. Only an image's own file is meant: those behind it are shared by many and
+    /// always read through the page cache.
     Direct,
     /// Through it.
     PageCache,
@@ -34,7 +36,8 @@ impl Alignment {
 
 /// Opens a file for reading, and for writing if `write`; says what its requests must be aligned to.
 ///
-/// A file system that has no direct I/O gives a file that goes through the page cache.
+/// A file system that has no direct I/O gives a file that goes through the page cache, and so does a
+/// file whose end is not aligned: its last block could not be read, nor written without growing it.
 pub(crate) fn open(path: &Path, write: bool, cache: Cache) -> io::Result<(File, Alignment)> {
     let mut options = OpenOptions::new();
     options.read(true).write(write);
@@ -43,7 +46,9 @@ pub(crate) fn open(path: &Path, write: bool, cache: Cache) -> io::Result<(File, 
         match options.open(path) {
             Ok(file) => {
                 let alignment = alignment(&file);
-                return Ok((file, alignment));
+                if file.metadata()?.len().is_multiple_of(u64::from(alignment.offset)) {
+                    return Ok((file, alignment));
+                }
             }
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
             }

@@ -255,7 +255,10 @@ impl Catalog {
                 let what = format!("more than {MAX_CHAIN} images stand on each other");
                 return Err(StoreError::Damaged { name, what });
             }
-            let link = self.link(name, write && chain.is_empty(), cache)?;
+            // What is behind an image is read by many: one copy of it in the page cache serves all.
+            let top = chain.is_empty();
+            let cache = if top { cache } else { Cache::PageCache };
+            let link = self.link(name, write && top, cache)?;
             next = link.meta.backing.clone();
             chain.push(link);
         }
@@ -353,8 +356,15 @@ impl Catalog {
             let path = entry.on("read", &self.dir)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let leftover = if name.starts_with(NEW) || name.starts_with(OLD) {
-                let dir = File::open(&path).on("open", &path)?;
-                ofd::holder(&dir, Kind::Exclusive, Range::ALL).on("look at", &path)?.is_none()
+                match File::open(&path) {
+                    // Who made it gave up just now.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    dir => {
+                        let dir = dir.on("open", &path)?;
+                        let holder = ofd::holder(&dir, Kind::Exclusive, Range::ALL);
+                        holder.on("look at", &path)?.is_none()
+                    }
+                }
             } else {
                 // The first half of a snapshot: see `Catalog::snapshot`.
                 let name = name.parse::<ImageName>().ok().filter(ImageName::is_snapshot);
@@ -363,7 +373,10 @@ impl Catalog {
                 })
             };
             if leftover {
-                fs::remove_dir_all(&path).on("remove", &path)?;
+                match fs::remove_dir_all(&path) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    done => done.on("remove", &path)?,
+                }
             }
         }
         Ok(())
@@ -454,10 +467,10 @@ fn parts(chain: Vec<Link>, access: FormatAccess<Storage>, hold: Option<Hold>) ->
 
 /// A moment at which the process may die: tests look at what is in the directory then.
 #[cfg(not(test))]
-fn step(_dir: &Path) {}
+pub(crate) fn step(_dir: &Path) {}
 
 #[cfg(test)]
-use tests::step;
+pub(crate) use tests::step;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::catalog::check_size;
+use crate::catalog::{check_size, step};
 use crate::error::Context;
 use crate::meta::Meta;
 use crate::{Format, ImageName, Owner, Qcow2, Raw, StoreError};
@@ -79,7 +79,10 @@ impl Hold {
         if new < old {
             self.record_size(new)?;
         }
+        let catalog = self.dir.parent().unwrap_or(&self.dir);
+        step(catalog);
         change().on("resize", &self.dir)?;
+        step(catalog);
         if new > old {
             self.record_size(new)?;
         }

@@ -17,7 +17,8 @@
 //! flight is a reference: so whoever gets the lock next cannot be overtaken by late writes of the
 //! dead. There is no process id to look up, no time limit, and nothing to take over. `owner.json`
 //! beside the image says who it is, for people; it is believed only while the lock is held. The locks
-//! are on bytes that QEMU understands, so that it and qemu-img refuse and are refused as well.
+//! are on bytes that QEMU understands, so that it and qemu-img refuse and are refused as well. (A child
+//! process that is being started is a reference, too, until it runs its program.)
 //!
 //! **Owner and threads.** Nothing here starts a thread. All calls block on files, but
 //! [`Qcow2::direct`]. A catalog may be used by any number of threads and processes at once: changes

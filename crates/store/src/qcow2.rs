@@ -21,7 +21,7 @@ mod map;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use imago::format::PreallocateMode;
 use imago::{FormatAccess, Mapping};
@@ -41,7 +41,7 @@ pub(crate) type Storage = imago::file::File;
 /// Bytes of a disk in one piece of a file of its chain.
 #[derive(Clone, Debug)]
 pub struct Extent {
-    /// The file, locked. Its alignment is that of the image.
+    /// The file, locked. Requests to it are aligned as [`Qcow2::alignment`] says.
     pub file: Arc<File>,
     /// Where the bytes begin.
     pub offset: u64,
@@ -55,6 +55,8 @@ pub struct Qcow2 {
     /// The files of the chain, this image's own first.
     files: Vec<Arc<File>>,
     map: Map,
+    /// Slow writes whose tables the kernel may not have yet.
+    unsettled: AtomicUsize,
     cluster_bits: u32,
     size: AtomicU64,
     /// Bytes of the image behind this one; 0 if there is none.
@@ -80,7 +82,8 @@ impl Qcow2 {
         let size = access.size();
         let map = Map::new(cluster_bits, size);
         let (access, size) = (RwLock::new(access), AtomicU64::new(size));
-        Self { access, files, map, cluster_bits, size, backing_size, alignment, hold }
+        let unsettled = AtomicUsize::new(0);
+        Self { access, files, map, unsettled, cluster_bits, size, backing_size, alignment, hold }
     }
 
     /// Bytes of the disk.
@@ -145,17 +148,20 @@ impl Qcow2 {
         self.inside(offset, len)?;
         let access = self.access.read();
         let in_place = self.map.find(offset, len).is_some_and(|place| place.writable);
-        let mut done = access.write(data, offset);
-        if !in_place {
-            done = done.and_then(|()| access.flush());
-            let own = |place: Option<Place>| place.filter(|p| p.writable && done.is_ok());
-            let found = self.locate(&access, offset, len, |cluster, place| {
-                self.map.put(cluster, own(place));
-            });
-            if found.is_err() {
-                clusters(offset, len, self.cluster_bits).for_each(|c| self.map.put(c, None));
-            }
+        if in_place {
+            return access.write(data, offset);
         }
+        self.unsettled.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let done = access.write(data, offset).and_then(|()| access.flush());
+        let own = |place: Option<Place>| place.filter(|p| p.writable && done.is_ok());
+        let found = self.locate(&access, offset, len, |cluster, place| {
+            self.map.put(cluster, own(place));
+        });
+        if found.is_err() {
+            clusters(offset, len, self.cluster_bits).for_each(|c| self.map.put(c, None));
+        }
+        self.unsettled.fetch_sub(1, Ordering::Release);
         done
     }
 
@@ -266,7 +272,13 @@ impl Qcow2 {
         let first = offset >> self.cluster_bits;
         let (offset, len) =
             if self.map.survey(first) { (offset, len) } else { self.map.page_of(first) };
-        self.locate(access, offset, len, |cluster, place| self.map.learn(cluster, place))
+        self.locate(access, offset, len, |cluster, place| {
+            // A place that a write has just made must not be written directly before the kernel has
+            // the tables that lead to it: that write would be lost with this process.
+            fence(Ordering::Acquire);
+            let settled = self.unsettled.load(Ordering::Acquire) == 0;
+            self.map.learn(cluster, place.filter(|place| settled || !place.writable));
+        })
     }
 
     /// Tells `tell` of each cluster that `len` bytes at `offset` touch where it is, or `None` if it

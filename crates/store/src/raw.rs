@@ -53,12 +53,16 @@ impl Raw {
     /// The caller sees to it that no request behind the new end is in flight.
     ///
     /// # Errors
-    /// [`StoreError::BadSize`], [`StoreError::Io`]; the size is then what [`size`](Self::size) says.
+    /// [`StoreError::BadSize`], also if it is no multiple of what requests must be aligned to;
+    /// [`StoreError::Io`]. The size is then what [`size`](Self::size) says.
     pub fn resize(&self, new: u64) -> Result<(), StoreError> {
         let Some(hold) = &self.hold else {
             let source = io::ErrorKind::ReadOnlyFilesystem.into();
             return Err(StoreError::Io { what: "cannot resize".into(), source });
         };
+        if !new.is_multiple_of(u64::from(self.alignment.offset)) {
+            return Err(StoreError::BadSize(new));
+        }
         hold.resize(self.size(), new, || {
             self.file.set_len(new)?;
             self.size.store(new, Ordering::Release);

@@ -4,9 +4,9 @@ use super::fail::Failure;
 use crate::paths::Paths;
 use api::ErrorBody;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -62,6 +62,33 @@ impl Client {
         self.parse(&self.request(Method::POST, path, body.into())?)
     }
 
+    /// Asks for something that takes long: `hear` gets each line of the answer as it comes.
+    pub(super) fn follow<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+        mut hear: impl FnMut(T),
+    ) -> Result<(), Failure> {
+        let body = serde_json::to_vec(body).map_err(|error| Failure::usage(error.to_string()))?;
+        self.runtime.block_on(async {
+            let answer = self.ask(Method::POST, path, body.into()).await?;
+            let status = answer.status();
+            let mut body = answer.into_body();
+            let mut text = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| self.strange(&error.to_string()))?;
+                text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                while status.is_success()
+                    && let Some(end) = text.iter().position(|byte| *byte == b'\n')
+                {
+                    let line: Vec<u8> = text.drain(..=end).collect();
+                    hear(self.parse(&line)?);
+                }
+            }
+            if status.is_success() { Ok(()) } else { Err(self.refusal(status, &text)) }
+        })
+    }
+
     /// Removes something.
     pub(super) fn delete(&self, path: &str) -> Result<(), Failure> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
@@ -93,9 +120,13 @@ impl Client {
         if status.is_success() {
             return Ok(answer);
         }
-        match serde_json::from_slice::<ErrorBody>(&answer) {
-            Ok(body) => Err(body.error.into()),
-            Err(_) => Err(self.strange(&format!("HTTP status {status}"))),
+        Err(self.refusal(status, &answer))
+    }
+
+    fn refusal(&self, status: StatusCode, answer: &[u8]) -> Failure {
+        match serde_json::from_slice::<ErrorBody>(answer) {
+            Ok(body) => body.error.into(),
+            Err(_) => self.strange(&format!("HTTP status {status}")),
         }
     }
 
@@ -105,6 +136,19 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), Failure> {
+        let answer = self.ask(method, path, body).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await;
+        let body = body.map_err(|error| self.strange(&error.to_string()))?;
+        Ok((status, body.to_bytes()))
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Failure> {
         let stream = UnixStream::connect(&self.socket).await;
         let stream = stream.map_err(|error| Failure::no_daemon(&self.socket, &error))?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
@@ -120,10 +164,6 @@ impl Client {
             .body(Full::new(body))
             .map_err(|error| Failure::usage(error.to_string()))?;
         let answer = sender.send_request(request).await;
-        let answer = answer.map_err(|error| self.strange(&error.to_string()))?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await;
-        let body = body.map_err(|error| self.strange(&error.to_string()))?;
-        Ok((status, body.to_bytes()))
+        answer.map_err(|error| self.strange(&error.to_string()))
     }
 }

@@ -2,8 +2,10 @@
 
 mod args;
 mod client;
+mod disk;
 mod fail;
 mod flow;
+mod image;
 mod local;
 mod network;
 mod out;
@@ -47,6 +49,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Network(command) => network_command(&client(run_dir)?, command),
         Command::Port(command) => port_command(&client(run_dir)?, command),
         Command::Vm(command) => vm_command(&client(run_dir)?, command),
+        Command::Image(command) => image::command(&client(run_dir)?, *command),
+        Command::Disk(command) => disk::command(&client(run_dir)?, command),
         Command::Flow(FlowCommand::Why(args)) => flow::why(&client(run_dir)?, &args),
         Command::Router(command) => router_command(&client(run_dir)?, command),
         Command::Show(output) => show::overview(&client(run_dir)?, output),

@@ -5,7 +5,7 @@ use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, port_table, units};
-use api::{Health, Network, Port, PortState, Version, Vm, Worker, WorkerState};
+use api::{Disk, Health, Network, Port, PortState, Version, Vm, Worker, WorkerState};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -17,6 +17,7 @@ struct Overview {
     networks: Vec<Network>,
     vms: Vec<Vm>,
     ports: Vec<Port>,
+    disks: Vec<Disk>,
     workers: Vec<Worker>,
 }
 
@@ -27,6 +28,7 @@ pub(super) fn overview(client: &Client, output: Output) -> Result<(), Failure> {
         networks: client.get("/v1/networks")?,
         vms: client.get("/v1/vms")?,
         ports: client.get("/v1/ports")?,
+        disks: client.get("/v1/disks")?,
         workers: client.get("/v1/workers")?,
     };
     if output.json { out::json(&all) } else { out::text(&text(&all)) }
@@ -46,10 +48,11 @@ fn text(all: &Overview) -> String {
     // Writing to a String cannot fail, here and below.
     let _ = writeln!(
         text,
-        "{}, {}, {}, {} ({asleep} asleep)",
+        "{}, {}, {}, {}, {} ({asleep} asleep)",
         units::count(all.networks.len(), "network"),
         units::count(all.vms.len(), "VM"),
         units::count(all.ports.len(), "port"),
+        units::count(all.disks.len(), "disk"),
         units::count(all.workers.len(), "worker"),
     );
     if !all.networks.is_empty() {
@@ -63,10 +66,18 @@ fn text(all: &Overview) -> String {
     if !all.ports.is_empty() {
         let _ = write!(text, "\n{}", port_table(&all.ports));
     }
+    if !all.disks.is_empty() {
+        let _ = write!(text, "\n{}", super::disk::table(&all.disks));
+    }
     let bad = |port: &&Port| matches!(port.state, PortState::Failed | PortState::Faulted);
     for port in all.ports.iter().filter(bad) {
         let why = port.failure.as_deref().unwrap_or("no reason known");
         let _ = write!(text, "\n{} {}: {why}", port.name, port.state.as_str());
+    }
+    let bad = |disk: &&Disk| matches!(disk.state, PortState::Failed | PortState::Faulted);
+    for disk in all.disks.iter().filter(bad) {
+        let why = disk.failure.as_deref().unwrap_or("no reason known");
+        let _ = write!(text, "\n{} {}: {why}", disk.name, disk.state.as_str());
     }
     text
 }

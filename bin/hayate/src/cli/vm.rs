@@ -5,7 +5,7 @@ use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, libvirt, qemu, units};
-use api::{Name, Port, PortKind, Vm, VmConfig};
+use api::{Disk, Name, Port, PortKind, Vm, VmConfig};
 use std::path::Path;
 
 pub(super) fn add(client: &Client, args: &VmAdd) -> Result<(), Failure> {
@@ -60,13 +60,15 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
     ]))
 }
 
-/// A VM and its ports, in order.
-fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> {
+/// A VM, its ports and its disks, in order.
+fn with_all(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>, Vec<Disk>), Failure> {
     let vm: Vm = client.get(&format!("/v1/vms/{name}"))?;
     let ports: Vec<Port> = client.get("/v1/ports")?;
     // An interface is no card of a VM, even if it belongs to one.
     let card = |port: &Port| port.vm.as_ref() == Some(name) && port.kind == PortKind::Vhost;
     let ports: Vec<Port> = ports.into_iter().filter(card).collect();
+    let mut disks: Vec<Disk> = client.get("/v1/disks")?;
+    disks.retain(|disk| disk.vm.as_ref() == Some(name));
     if ports.is_empty() {
         // Beside the output, so that a script can go on.
         out::note(&format!(
@@ -74,11 +76,11 @@ fn with_ports(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>), Failure> 
              --vm {name}` makes one"
         ));
     }
-    Ok((vm, ports))
+    Ok((vm, ports, disks))
 }
 
 pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
-    let (vm, ports) = with_ports(client, &args.name)?;
+    let (vm, ports, disks) = with_all(client, &args.name)?;
     let version = args.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST);
     if version < qemu::RELIABLE && !Path::new("/dev/kvm").exists() {
         // Beside the arguments, so that a script can go on.
@@ -87,7 +89,7 @@ pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
             qemu::RELIABLE
         ));
     }
-    let options = qemu::arguments(&vm, &ports, version, args.packed);
+    let options = qemu::arguments(&vm, &ports, &disks, version, args.packed);
     if args.json {
         let words: Vec<&String> = options.iter().flatten().collect();
         out::json(&words)
@@ -99,6 +101,6 @@ pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
 }
 
 pub(super) fn libvirt(client: &Client, args: &LibvirtArgs) -> Result<(), Failure> {
-    let (vm, ports) = with_ports(client, &args.name)?;
-    out::text(&libvirt::xml(&vm, &ports, args.packed))
+    let (vm, ports, disks) = with_all(client, &args.name)?;
+    out::text(&libvirt::xml(&vm, &ports, &disks, args.packed))
 }

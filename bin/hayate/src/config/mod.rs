@@ -11,12 +11,12 @@ mod tests;
 
 pub(crate) use reference::reference;
 
-use api::{CpuList, Name, NetworkConfig, PortConfig, PortKind, VmConfig};
+use api::{CpuList, DiskConfig, Name, NetworkConfig, PortConfig, PortKind, VmConfig};
 use locate::Source;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A commented example, accepted as it stands.
 pub(crate) const EXAMPLE: &str = include_str!("example.toml");
@@ -44,6 +44,8 @@ pub(crate) struct Config {
     /// Group that may connect to the sockets of vhost ports, by name or number; libvirt runs QEMU
     /// as a user of its own. Default: only the daemon's own user.
     pub(crate) vhost_group: Option<String>,
+    /// Directory of images, made if need be. Default: `images` in the state directory.
+    pub(crate) images: Option<PathBuf>,
     /// Networks, by name: `[networks.NAME]`.
     #[serde(default)]
     pub(crate) networks: BTreeMap<Name, NetworkConfig>,
@@ -53,6 +55,9 @@ pub(crate) struct Config {
     /// Ports, by name: `[ports.NAME]`. Which keys may be given depends on `kind`.
     #[serde(default)]
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+    /// Disks, by name: `[disks.NAME]`. Their images are made with `hayate image`.
+    #[serde(default)]
+    pub(crate) disks: BTreeMap<Name, DiskConfig>,
 }
 
 impl Default for Config {
@@ -63,9 +68,11 @@ impl Default for Config {
             balance: yes(),
             log: None,
             vhost_group: None,
+            images: None,
             networks: BTreeMap::new(),
             vms: BTreeMap::new(),
             ports: BTreeMap::new(),
+            disks: BTreeMap::new(),
         }
     }
 }
@@ -147,6 +154,7 @@ impl Config {
             ("networks", failures(&self.networks, NetworkConfig::check)),
             ("vms", failures(&self.vms, VmConfig::check)),
             ("ports", failures(&self.ports, PortConfig::check)),
+            ("disks", failures(&self.disks, DiskConfig::check)),
         ];
         for (table, wrongs) in tables {
             let keys = |name: &Name, field| vec![table.to_owned(), name.to_string(), field];
@@ -164,6 +172,19 @@ impl Config {
             if let Some(other) = place.and_then(|place| taken.insert(place, format!("vm {name}"))) {
                 let keys = ["vms", name.as_str(), "channel"].map(str::to_owned).to_vec();
                 found.push((keys, format!("{other} has the same")));
+            }
+        }
+        for (name, disk) in &self.disks {
+            let mut wrong = |field: &str, message: String| {
+                found.push((vec!["disks".to_owned(), name.to_string(), field.to_owned()], message));
+            };
+            if let Some(vm) = disk.vm.as_ref().filter(|vm| !self.vms.contains_key(*vm)) {
+                wrong("vm", format!("there is no [vms.{vm}] in this file"));
+            }
+            let place = disk.socket.as_ref().map(|path| path.display().to_string());
+            if let Some(other) = place.and_then(|place| taken.insert(place, format!("disk {name}")))
+            {
+                wrong("socket", format!("{other} has the same"));
             }
         }
         for (name, port) in &self.ports {

@@ -61,6 +61,8 @@ pub(crate) enum DaemonError {
     Plane(#[from] PlaneError),
     #[error(transparent)]
     Restore(#[from] RestoreError),
+    #[error("the directory of images cannot be used: {0}")]
+    Images(#[from] store::StoreError),
     #[error(transparent)]
     Server(#[from] server::ServerError),
     #[error("the system refuses: {0}")]
@@ -92,6 +94,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DaemonError> {
     let _locks = lock::take(paths)?;
     make_directory(&paths.ports(), 0o755)?;
     make_directory(&paths.rings(), 0o700)?;
+    make_directory(&paths.disks(), 0o755)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(options, &config, group))
 }
@@ -115,7 +118,9 @@ async fn serve(
         warn!("the control thread may take time of workers: {error}");
     }
     let (paths, file) = (options.paths.clone(), options.config.clone());
-    let registry = Arc::new(Registry::new(plane, paths.clone(), file, group));
+    let images = config.images.clone().unwrap_or_else(|| paths.images());
+    let catalog = store::Catalog::open(images)?;
+    let registry = Arc::new(Registry::new(plane, paths.clone(), file, group, catalog));
     let served = async {
         registry.restore(config).await?;
         let server = server::Server::start(&paths.api_socket(), rest::router(registry.clone()))?;

@@ -1,12 +1,12 @@
-//! XML for libvirt: shared memory, and an interface for each vhost port of a VM.
+//! XML for libvirt: shared memory, an interface for each vhost port of a VM, and its disks.
 
-use super::qemu::queue_pairs;
+use super::qemu::{disk_queues, queue_pairs};
 use api::channel::PORT_NAME;
-use api::{Mac, Port, SocketMode, Vm};
+use api::{Disk, Mac, Port, SocketMode, Vm};
 use std::fmt::Write;
 
 /// The parts of a domain's XML that connect it to hayate; `ports` are the VM's.
-pub(crate) fn xml(vm: &Vm, ports: &[Port], packed: bool) -> String {
+pub(crate) fn xml(vm: &Vm, ports: &[Port], disks: &[Disk], packed: bool) -> String {
     // Without <currentMemory>, an old and smaller one would stay and the guest would get no more.
     let mut xml = format!(
         "\
@@ -22,11 +22,14 @@ pub(crate) fn xml(vm: &Vm, ports: &[Port], packed: bool) -> String {
         memory = vm.memory.bytes() / 1024,
         vcpus = vm.vcpus
     );
-    if !ports.is_empty() || vm.channel.is_some() {
+    if !ports.is_empty() || !disks.is_empty() || vm.channel.is_some() {
         xml.push_str("\n<!-- in <devices> -->\n");
     }
     for port in ports {
         interface(&mut xml, vm, port, packed);
+    }
+    for each in disks {
+        xml.push_str(&disk(each, Some(vm), packed));
     }
     if let Some(channel) = &vm.channel {
         let socket = escaped(&channel.display().to_string());
@@ -75,6 +78,38 @@ fn interface(xml: &mut String, vm: &Vm, port: &Port, packed: bool) {
         let _ = writeln!(xml, "  <mtu size='{mtu}'/>");
     }
     xml.push_str("</interface>\n");
+}
+
+/// A disk; `vm` is the one it belongs to.
+pub(crate) fn disk(disk: &Disk, vm: Option<&Vm>, packed: bool) -> String {
+    let socket = escaped(&disk.socket.display().to_string());
+    // libvirt says who QEMU is, hayate who the daemon is.
+    let source = match disk.mode {
+        SocketMode::Server => format!(
+            "<source type='unix' path='{socket}' mode='client'>\n    \
+             <reconnect enabled='yes' timeout='1'/>\n  </source>"
+        ),
+        SocketMode::Client => format!("<source type='unix' path='{socket}' mode='server'/>"),
+    };
+    let packed = if packed { " packed='on'" } else { "" };
+    let queues = disk_queues(vm, disk);
+    let target = format!("vd{}", letters(disk.name.as_str()));
+    format!(
+        "\
+<disk type='vhostuser' device='disk'>
+  <driver name='qemu' type='raw' queues='{queues}' queue_size='256'{packed}/>
+  {source}
+  <target dev='{target}' bus='virtio'/>
+</disk>
+"
+    )
+}
+
+/// Two letters made of a name: libvirt wants its disks told apart.
+fn letters(name: &str) -> String {
+    let sum = name.bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    let letter = |n: u32| char::from(b'a' + (n % 26) as u8);
+    [letter(sum), letter(sum / 26)].into_iter().collect()
 }
 
 fn escaped(text: &str) -> String {

@@ -1,9 +1,9 @@
-//! Arguments for QEMU: shared memory, and a card for each vhost port of a VM.
+//! Arguments for QEMU: shared memory, a card for each vhost port of a VM, and its disks.
 //!
-//! Only what connects the VM to hayate is said; machine, disks and console are the user's.
+//! Only what connects the VM to hayate is said; machine, console and other disks are the user's.
 
 use api::channel::PORT_NAME;
-use api::{DEFAULT_QUEUES, Mac, Port, SocketMode, Vm};
+use api::{DEFAULT_QUEUES, Disk, Mac, Port, SocketMode, Vm};
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -61,8 +61,14 @@ fn version_in(text: &str) -> Option<Version> {
 /// One option and its value.
 pub(crate) type Argument = [String; 2];
 
-/// All arguments. `ports` are the VM's.
-pub(crate) fn arguments(vm: &Vm, ports: &[Port], version: Version, packed: bool) -> Vec<Argument> {
+/// All arguments. `ports` and `disks` are the VM's.
+pub(crate) fn arguments(
+    vm: &Vm,
+    ports: &[Port],
+    disks: &[Disk],
+    version: Version,
+    packed: bool,
+) -> Vec<Argument> {
     let mut arguments = vec![
         argument("-m", vm.memory.to_string()),
         argument("-smp", vm.vcpus.to_string()),
@@ -74,6 +80,9 @@ pub(crate) fn arguments(vm: &Vm, ports: &[Port], version: Version, packed: bool)
     ];
     for port in ports {
         arguments.extend(port_arguments(vm, port, version, packed));
+    }
+    for disk in disks {
+        arguments.extend(disk_arguments(disk, Some(vm), version, packed));
     }
     if let Some(channel) = &vm.channel {
         arguments.extend(channel_arguments(channel, version));
@@ -137,6 +146,38 @@ fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argu
         argument("-netdev", format!("vhost-user,id=net-{name},chardev=char-{name}{queues}")),
         argument("-device", device),
     ]
+}
+
+/// A disk; `vm` is the one it belongs to.
+pub(crate) fn disk_arguments(
+    disk: &Disk,
+    vm: Option<&Vm>,
+    version: Version,
+    packed: bool,
+) -> [Argument; 2] {
+    let name = &disk.name;
+    let socket = in_list(&disk.socket);
+    let role = match disk.mode {
+        SocketMode::Server => reconnect(version),
+        SocketMode::Client => "server=on,wait=off",
+    };
+    let queues = disk_queues(vm, disk);
+    let mut device = format!(
+        "vhost-user-blk-pci,chardev=disk-{name},id={name},num-queues={queues},queue-size=256"
+    );
+    if packed {
+        device.push_str(",packed=on");
+    }
+    [
+        argument("-chardev", format!("socket,id=disk-{name},path={socket},{role}")),
+        argument("-device", device),
+    ]
+}
+
+/// Queues to ask for: as told, else one for each virtual CPU that is known of.
+pub(super) fn disk_queues(vm: Option<&Vm>, disk: &Disk) -> u16 {
+    let vcpus = vm.map_or(1, |vm| vm.vcpus);
+    disk.config.queues.unwrap_or(vcpus.clamp(1, disk.config.queues()))
 }
 
 /// Queue pairs to ask for: as told, else one for each virtual CPU.

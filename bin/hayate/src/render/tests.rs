@@ -54,7 +54,7 @@ fn port(socket: &str, change: impl FnOnce(&mut PortConfig)) -> Port {
 }
 
 fn plain(vm: &Vm, port: Port, version: &str) -> String {
-    qemu::plain(&qemu::arguments(vm, &[port], version.parse().unwrap(), false))
+    qemu::plain(&qemu::arguments(vm, &[port], &[], version.parse().unwrap(), false))
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_guest_channel() {
     );
     let text = plain(&vm, port("/s", |_| ()), "11.0");
     assert!(text.contains("path=/run/a,,b.sock,reconnect-ms=300\n"), "{text}");
-    let xml = libvirt::xml(&vm, &[], false);
+    let xml = libvirt::xml(&vm, &[], &[], false);
     assert!(
         xml.contains(
             "<channel type='unix'>\n  \
@@ -124,18 +124,19 @@ fn a_guest_channel() {
 #[test]
 fn strange_paths_survive_qemu_shells_and_xml() {
     let strange = port("/a b/c,d/it's&<x>", |_| ());
-    let arguments = qemu::arguments(&vm(1), std::slice::from_ref(&strange), qemu::NEWEST, true);
+    let arguments =
+        qemu::arguments(&vm(1), std::slice::from_ref(&strange), &[], qemu::NEWEST, true);
     let text = qemu::for_shell(&arguments);
     assert!(text.contains(r"path=/a b/c,,d/it'\''s&<x>,reconnect-ms=300'"), "{text}");
     assert_eq!(text.matches(" \\\n").count(), arguments.len() - 1);
     assert!(text.ends_with("packed=on\n"), "{text}");
-    let xml = libvirt::xml(&vm(1), &[strange], false);
+    let xml = libvirt::xml(&vm(1), &[strange], &[], false);
     assert!(xml.contains("path='/a b/c,d/it&apos;s&amp;&lt;x&gt;'"), "{xml}");
 }
 
 #[test]
 fn libvirt_gets_the_same_card() {
-    let xml = libvirt::xml(&vm(2), &[port("/s", |config| config.mtu = Some(9000))], true);
+    let xml = libvirt::xml(&vm(2), &[port("/s", |config| config.mtu = Some(9000))], &[], true);
     for part in [
         "<memory unit='KiB'>2097152</memory>",
         "<currentMemory unit='KiB'>2097152</currentMemory>",
@@ -149,5 +150,5 @@ fn libvirt_gets_the_same_card() {
         assert!(xml.contains(part), "{part} is not in: {xml}");
     }
     let other = port("/s", |config| config.mode = Some(SocketMode::Client));
-    assert!(libvirt::xml(&vm(1), &[other], false).contains("mode='server'/>"));
+    assert!(libvirt::xml(&vm(1), &[other], &[], false).contains("mode='server'/>"));
 }

@@ -58,19 +58,22 @@ pub struct Details {
 }
 
 impl Catalog {
-    /// All images and snapshots, sorted by name. No image is opened.
+    /// All images and snapshots, sorted by name. No image is opened. One that cannot be told of
+    /// does not hide the others.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] if one's `meta.json` is; [`StoreError::Io`].
-    pub fn list(&self) -> Result<Vec<Summary>, StoreError> {
+    /// [`StoreError::Io`]; of a single image also [`StoreError::Damaged`].
+    #[expect(clippy::type_complexity, reason = "a name and what is known of it")]
+    pub fn list(&self) -> Result<Vec<(ImageName, Result<Summary, StoreError>)>, StoreError> {
         let _locked = self.lock()?;
-        self.names()?.into_iter().map(|name| self.summary(name)).collect()
+        let names = self.names()?.into_iter();
+        Ok(names.map(|name| (name.clone(), self.summary(name))).collect())
     }
 
     /// All about one image. Its content is not looked at.
     ///
     /// # Errors
-    /// As [`Self::list`]; [`StoreError::NotFound`].
+    /// [`StoreError::NotFound`], [`StoreError::Damaged`], [`StoreError::Io`].
     pub fn show(&self, name: &ImageName) -> Result<Details, StoreError> {
         let _locked = self.lock()?;
         let summary = self.summary(name.clone())?;

@@ -2,7 +2,7 @@
 
 use super::checks::{exists, invalid, not_static, unused};
 use super::{Network, Registry, Vm, host, not_found};
-use api::{Error, Name, NetworkConfig, Origin, VmConfig};
+use api::{Error, ErrorCode, Name, NetworkConfig, Origin, VmConfig};
 use tracing::{info, warn};
 
 impl Registry {
@@ -93,6 +93,13 @@ impl Registry {
             let vm = tables.vms.get(name).ok_or_else(|| not_found("vm", name))?;
             not_static(self, "vm", name, vm.origin)?;
             unused("vm", name, &tables.ports_where(|port| port.vm.as_ref() == Some(name)))?;
+            if let Some(disk) = tables.disk_of_vm(name) {
+                return Err(Error::new(
+                    ErrorCode::InUse,
+                    format!("vm {name} still has disk {disk}"),
+                )
+                .hint("delete it first: `hayate disk del NAME`"));
+            }
             tables.vms.remove(name).ok_or_else(|| not_found("vm", name))?
         };
         if let Err(error) = self.save().await {

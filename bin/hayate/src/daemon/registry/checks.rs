@@ -2,7 +2,10 @@
 
 use super::{Registry, Tables, not_found};
 use crate::plane::NetworkHandle;
-use api::{Error, ErrorCode, Name, Origin, PortConfig, PortKind, SOCKET_PATH_MAX, VmConfig, Wrong};
+use api::{
+    DiskConfig, Error, ErrorCode, Name, Origin, PortConfig, PortKind, SOCKET_PATH_MAX, VmConfig,
+    Wrong,
+};
 use std::path::{Path, PathBuf};
 
 /// A value that is out of range or does not go with another.
@@ -72,9 +75,10 @@ impl Registry {
             return Err(not_found("vm", vm).hint(format!("`hayate vm add {vm}` makes it")));
         }
         if config.kind == PortKind::Vhost
-            && let Some(vm) = tables.channel_at(&socket)
+            && let Some((kind, other)) = self.at(&tables, &socket)
+            && kind != "port"
         {
-            return Err(taken("socket", &socket, "vm", vm));
+            return Err(taken("socket", &socket, kind, other));
         }
         for (other, port) in &tables.ports {
             if other != name && self.collide((name, config), (other, &port.config)) {
@@ -93,18 +97,44 @@ impl Registry {
         Ok((found.handle, socket))
     }
 
+    /// Whether the disk may exist beside the others.
+    pub(super) fn check_disk(&self, name: &Name, config: &DiskConfig) -> Result<(), Error> {
+        config.check().map_err(|wrong| invalid(&wrong))?;
+        let socket = self.paths.disk_socket(name, config);
+        check_length(&socket)?;
+        config.worker.map_or(Ok(()), |worker| self.check_worker(worker))?;
+        let tables = self.tables.read();
+        if let Some(vm) = config.vm.as_ref().filter(|vm| !tables.vms.contains_key(*vm)) {
+            return Err(not_found("vm", vm).hint(format!("`hayate vm add {vm}` makes it")));
+        }
+        match self.at(&tables, &socket).filter(|(kind, other)| *kind != "disk" || *other != name) {
+            Some((kind, other)) => Err(taken("socket", &socket, kind, other)),
+            None => Ok(()),
+        }
+    }
+
+    /// What has this socket: a kind and a name.
+    fn at<'t>(&self, tables: &'t Tables, socket: &Path) -> Option<(&'static str, &'t Name)> {
+        let vhost = |port: &PortConfig| port.kind == PortKind::Vhost;
+        let port = tables.ports.iter().find(|(name, port)| {
+            vhost(&port.config) && self.paths.vhost_socket(name, &port.config) == *socket
+        });
+        let disk = tables
+            .disks
+            .iter()
+            .find(|(name, disk)| self.paths.disk_socket(name, &disk.config) == *socket);
+        let channel = tables.channel_at(socket).map(|name| ("vm", name));
+        channel.or(port.map(|(name, _)| ("port", name))).or(disk.map(|(name, _)| ("disk", name)))
+    }
+
     /// Whether a VM's channel may be where it is to be.
     pub(super) fn check_channel(&self, name: &Name, config: &VmConfig) -> Result<(), Error> {
         let Some(socket) = &config.channel else { return Ok(()) };
         let tables = self.tables.read();
-        if let Some(other) = tables.channel_at(socket).filter(|other| *other != name) {
-            return Err(taken("channel", socket, "vm", other));
+        match self.at(&tables, socket).filter(|(kind, other)| *kind != "vm" || *other != name) {
+            Some((kind, other)) => Err(taken("channel", socket, kind, other)),
+            None => Ok(()),
         }
-        let vhost = |port: &PortConfig| port.kind == PortKind::Vhost;
-        let ports = tables.ports.iter().filter(|(_, port)| vhost(&port.config));
-        let mut at =
-            ports.filter(|(name, port)| self.paths.vhost_socket(name, &port.config) == *socket);
-        at.next().map_or(Ok(()), |(port, _)| Err(taken("channel", socket, "port", port)))
     }
 
     /// Whether there is a worker of this number.

@@ -2,7 +2,7 @@
 
 use super::checks::{exists, invalid, not_static};
 use super::images::refusal;
-use super::{Disk, Failure, OpenDisk, Registry, host, not_found};
+use super::{Disk, Failure, OpenDisk, Registry, Tables, host, not_found};
 use crate::plane::{DiskPlace, disk};
 use api::{DiskConfig, DiskLimits, Error, ErrorCode, Name, Origin, PortState, SocketMode, feature};
 use std::io;
@@ -24,8 +24,12 @@ impl Registry {
         config: DiskConfig,
     ) -> Result<(api::Disk, bool), Error> {
         let _changing = self.changing.lock().await;
-        let same =
-            self.tables.read().disks.get(name).map(|disk| self.same_disk(name, &disk.config, &config));
+        let same = self
+            .tables
+            .read()
+            .disks
+            .get(name)
+            .map(|disk| self.same_disk(name, &disk.config, &config));
         match same {
             Some(true) => return Ok((self.disk(name)?, false)),
             Some(false) => return Err(exists("disk", name)),
@@ -306,5 +310,15 @@ impl Registry {
             queues: status.queues.iter().map(queue).collect(),
             ..view
         }
+    }
+}
+
+impl Tables {
+    /// A disk that belongs to this VM.
+    pub(super) fn disk_of_vm(&self, vm: &Name) -> Option<&Name> {
+        self.disks
+            .iter()
+            .find(|(_, disk)| disk.config.vm.as_ref() == Some(vm))
+            .map(|(name, _)| name)
     }
 }

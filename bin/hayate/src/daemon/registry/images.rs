@@ -6,9 +6,13 @@ use crate::plane::DiskHandle;
 use api::{
     Error, ErrorCode, Export, Image, ImageCheck, ImageConfig, ImageName, Import, Name, Resize,
 };
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use store::{Catalog, Digest, Progress, StoreError, Usage};
+use store::{Catalog, Digest, StoreError, Usage};
 use tracing::{info, warn};
+
+/// Who is told how many bytes are done, and of how many, and says whether to go on.
+pub(crate) type Tell = Box<dyn FnMut(u64, u64) -> ControlFlow<()> + Send>;
 
 impl Registry {
     /// Does something with the catalog, on a thread that may wait.
@@ -26,7 +30,11 @@ impl Registry {
     /// All images and snapshots, by name.
     pub(crate) async fn images(&self) -> Result<Vec<Image>, Error> {
         let list = self.with_images(Catalog::list).await?;
-        Ok(list.into_iter().map(view).collect())
+        let whole = |(_, found): (ImageName, Result<store::Summary, StoreError>)| {
+            // `image show` says it to whoever asks for that one.
+            found.inspect_err(|error| warn!("{error}")).ok().map(view)
+        };
+        Ok(list.into_iter().filter_map(whole).collect())
     }
 
     /// All about one image.
@@ -125,12 +133,12 @@ impl Registry {
         self.image(name).await
     }
 
-    /// Makes an image from a file. `progress` is told how far it is.
+    /// Makes an image from a file. `tell` hears how far it is.
     pub(crate) async fn import_image(
         &self,
         name: &ImageName,
         import: Import,
-        progress: Arc<Progress>,
+        mut tell: Tell,
     ) -> Result<Image, Error> {
         let Import { file, format, image_format, sha256, checksum } = import;
         let digest = match (sha256, checksum) {
@@ -138,14 +146,12 @@ impl Registry {
             (None, true) => Digest::Compute,
             (None, false) => Digest::None,
         };
-        let import = store::Import {
-            file,
-            file_format: format,
-            format: image_format.unwrap_or(format),
-            digest,
-        };
+        let how = store::Import { source: format, format: image_format.unwrap_or(format), digest };
         let new = name.clone();
-        self.with_images(move |images| images.import(&new, &import, &progress)).await?;
+        self.with_images(move |images| {
+            images.import(&file, &new, &how, &mut |at| tell(at.done, at.total))
+        })
+        .await?;
         info!("image {name} imported");
         self.image(name).await
     }
@@ -155,13 +161,15 @@ impl Registry {
         &self,
         name: &ImageName,
         export: Export,
-        progress: Arc<Progress>,
+        mut tell: Tell,
     ) -> Result<Image, Error> {
         let Export { file, format, force } = export;
         let format = format.unwrap_or(api::ImageFormat::Raw);
-        let export = store::Export { file, format, force };
-        let from = name.clone();
-        self.with_images(move |images| images.export(&from, &export, &progress)).await?;
+        let (how, from) = (store::Export { format, force }, name.clone());
+        self.with_images(move |images| {
+            images.export(&from, &file, how, &mut |at| tell(at.done, at.total))
+        })
+        .await?;
         info!("image {name} exported");
         self.image(name).await
     }
@@ -171,13 +179,13 @@ impl Registry {
         let name = name.clone();
         let report = self.with_images(move |images| images.check(&name)).await?;
         if !report.is_sound() {
-            warn!("an image is damaged: {}", report.errors.join("; "));
+            warn!("an image is damaged: {}", report.told.join("; "));
         }
         Ok(ImageCheck {
             sound: report.is_sound(),
             leaked_clusters: report.leaks,
             allocated: report.allocated,
-            errors: report.errors,
+            errors: report.told,
         })
     }
 }

@@ -6,23 +6,28 @@
 //! across an await, so that looking never waits for a change. A change is saved before it is
 //! answered; when saving fails it is undone and refused.
 //!
-//! A port that the host cannot open at start is kept: it is shown as `failed` with the reason
+//! A port or a disk that the host cannot open at start is kept: it is shown as `failed` with the reason
 //! and tried again every [`RETRY`]. One that cannot be opened when it is added is refused.
 
 mod changes;
 mod checks;
+mod disks;
 mod flow;
+mod images;
 mod ports;
 mod restore;
 mod routers;
 mod views;
 
+pub(crate) use images::Tell;
 pub(crate) use restore::RestoreError;
 
 use crate::paths::Paths;
-use crate::plane::{NetworkHandle, Plane, PlaneError, PortHandle};
+use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle};
 use crate::state::{State, StateFile};
-use api::{Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig};
+use api::{
+    DiskConfig, Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig,
+};
 use parking_lot::RwLock;
 use routers::GuestChannel;
 use std::collections::BTreeMap;
@@ -40,6 +45,7 @@ struct Tables {
     networks: BTreeMap<Name, Network>,
     vms: BTreeMap<Name, Vm>,
     ports: BTreeMap<Name, Port>,
+    disks: BTreeMap<Name, Disk>,
 }
 
 struct Network {
@@ -62,7 +68,19 @@ struct Port {
     open: Result<PortHandle, Failure>,
 }
 
-/// Why and since when a port is not open.
+struct Disk {
+    config: DiskConfig,
+    origin: Origin,
+    open: Result<OpenDisk, Failure>,
+}
+
+/// A disk that is served, and its image, which it keeps locked.
+struct OpenDisk {
+    handle: DiskHandle,
+    image: Arc<store::Image>,
+}
+
+/// Why and since when a port or a disk is not open.
 #[derive(Clone)]
 struct Failure {
     reason: String,
@@ -76,6 +94,7 @@ pub(crate) struct Registry {
     config_file: Option<PathBuf>,
     vhost_group: Option<rustix::fs::Gid>,
     store: StateFile,
+    catalog: store::Catalog,
     started: (SystemTime, Instant),
     changing: Mutex<()>,
     tables: Arc<RwLock<Tables>>,
@@ -87,9 +106,11 @@ impl Registry {
         paths: Paths,
         config_file: Option<PathBuf>,
         vhost_group: Option<rustix::fs::Gid>,
+        catalog: store::Catalog,
     ) -> Self {
         Self {
             store: StateFile::new(&paths.state),
+            catalog,
             plane,
             paths,
             config_file,
@@ -125,6 +146,7 @@ impl Registry {
             channel.close().await;
         }
         self.plane.shutdown().await;
+        self.release_images().await;
     }
 }
 
@@ -142,6 +164,9 @@ impl Tables {
         state.bypass_off.extend(off.map(|(name, _)| name.clone()));
         for (name, port) in self.ports.iter().filter(|(_, port)| kept(port.origin)) {
             state.ports.insert(name.clone(), port.config.clone());
+        }
+        for (name, disk) in self.disks.iter().filter(|(_, disk)| kept(disk.origin)) {
+            state.disks.insert(name.clone(), disk.config.clone());
         }
         state
     }

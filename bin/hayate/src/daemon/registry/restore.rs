@@ -30,6 +30,12 @@ impl Registry {
         for (name, port) in &state.ports {
             self.restore_port(name, port, Origin::Runtime).await;
         }
+        for (name, disk) in &config.disks {
+            self.restore_disk(name, disk, Origin::Config).await;
+        }
+        for (name, disk) in &state.disks {
+            self.restore_disk(name, disk, Origin::Runtime).await;
+        }
         self.restore_channels(&state.bypass_off);
         Ok(())
     }
@@ -92,12 +98,15 @@ impl Registry {
         self.open(name, config, network, socket).await.map_err(|error| error.to_string())
     }
 
-    /// Tries failed ports again, forever.
+    /// Tries failed ports and disks again, forever.
     pub(crate) async fn retry_failed(&self) {
         loop {
             tokio::time::sleep(RETRY).await;
             for name in self.failed_ports() {
                 self.retry(&name).await;
+            }
+            for name in self.failed_disks() {
+                self.retry_disk(&name).await;
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Counters in the text form of Prometheus.
 
-use api::{PortStats, Router, Stats, Traffic, Worker, WorkerState};
+use api::{Disk, DiskOperations, PortStats, Router, Stats, Traffic, Worker, WorkerState};
 use std::fmt::Write;
 
 /// One metric: its name below `hayate_`, its type, what it counts.
@@ -18,10 +18,15 @@ impl<'t> Family<'t> {
 
     /// Names and values of labels are ours (names of ports, reasons): nothing to escape.
     fn sample(&mut self, labels: &[(&str, &str)], value: u64) {
+        self.part("", labels, value);
+    }
+
+    /// A sample of a part of it: a histogram has several.
+    fn part(&mut self, part: &str, labels: &[(&str, &str)], value: u64) {
         let texts: Vec<String> = labels.iter().map(|(key, v)| format!("{key}=\"{v}\"")).collect();
         let texts =
             if texts.is_empty() { String::new() } else { format!("{{{}}}", texts.join(",")) };
-        let _ = writeln!(self.text, "hayate_{}{texts} {value}", self.name);
+        let _ = writeln!(self.text, "hayate_{}{part}{texts} {value}", self.name);
     }
 }
 
@@ -89,12 +94,13 @@ const OF_ROUTER: [OfRouter; 9] = [
 ];
 
 /// All counters as text.
-pub(super) fn write(stats: &Stats, routers: &[Router]) -> String {
+pub(super) fn write(stats: &Stats, routers: &[Router], disks: &[Disk]) -> String {
     let mut text = String::new();
     let mut uptime = Family::new(&mut text, "uptime_seconds", "gauge", "Age of the daemon.");
     uptime.sample(&[], stats.uptime_us / 1_000_000);
     write_ports(&mut text, &stats.ports);
     write_routers(&mut text, routers);
+    write_disks(&mut text, disks);
     for (name, help, value) in OF_WORKER {
         let mut family = Family::new(&mut text, name, "counter", help);
         for worker in &stats.workers {
@@ -143,6 +149,73 @@ fn write_ports(text: &mut String, ports: &[PortStats]) {
     for port in ports {
         let labels = labels(port);
         state.sample(&[labels[0], labels[1], ("state", port.state.as_str())], 1);
+    }
+}
+
+/// A counter of one kind of operation of a disk: name, help, value.
+type OfOperation = (&'static str, &'static str, fn(&DiskOperations) -> u64);
+
+const OF_OPERATION: [OfOperation; 3] = [
+    ("disk_operations_total", "Operations that ended, failed ones too.", |o| o.count),
+    ("disk_bytes_total", "Bytes of those that succeeded.", |o| o.bytes),
+    ("disk_failed_total", "Operations that the image could not carry out.", |o| o.failed),
+];
+
+/// A value of a disk: name, type, help, value.
+type OfDisk = (&'static str, &'static str, &'static str, fn(&Disk) -> u64);
+
+const OF_DISK: [OfDisk; 5] = [
+    ("disk_size_bytes", "gauge", "Size of a disk.", |d| d.size),
+    ("disk_in_flight", "gauge", "Requests being carried out.", |d| d.in_flight),
+    ("disk_kicks_total", "counter", "Notifications from the guest.", |d| d.kicks),
+    ("disk_interrupts_total", "counter", "Notifications to the guest.", |d| d.interrupts),
+    ("disk_bounced_total", "counter", "Requests copied to be aligned.", |d| d.bounced),
+];
+
+fn write_disks(text: &mut String, disks: &[Disk]) {
+    for (name, kind, help, value) in OF_DISK {
+        let mut family = Family::new(text, name, kind, help);
+        for disk in disks {
+            family.sample(&[("disk", disk.name.as_str())], value(disk));
+        }
+    }
+    for (name, help, value) in OF_OPERATION {
+        let mut family = Family::new(text, name, "counter", help);
+        for disk in disks {
+            for (operation, all) in &disk.operations {
+                let labels = [("disk", disk.name.as_str()), ("operation", operation)];
+                family.sample(&labels, value(all));
+            }
+        }
+    }
+    let help = "Microseconds from a request to its end.";
+    let name = "disk_latency_microseconds";
+    let mut latency = Family::new(text, name, "histogram", help);
+    for disk in disks {
+        for (operation, all) in &disk.operations {
+            let labels = [("disk", disk.name.as_str()), ("operation", operation.as_str())];
+            let mut below = 0;
+            for (bound, count) in &all.latency {
+                below += count;
+                let bound = bound.to_string();
+                latency.part("_bucket", &[labels[0], labels[1], ("le", &bound)], below);
+            }
+            latency.part("_bucket", &[labels[0], labels[1], ("le", "+Inf")], all.count);
+            latency.part("_sum", &labels, all.latency_us);
+            latency.part("_count", &labels, all.count);
+        }
+    }
+    let help = "Requests that made no sense, by reason.";
+    let mut refused = Family::new(text, "disk_refused_total", "counter", help);
+    for disk in disks {
+        for (reason, count) in &disk.refused {
+            refused.sample(&[("disk", disk.name.as_str()), ("reason", reason)], *count);
+        }
+    }
+    let help = "1 for the state a disk is in.";
+    let mut state = Family::new(text, "disk_state", "gauge", help);
+    for disk in disks {
+        state.sample(&[("disk", disk.name.as_str()), ("state", disk.state.as_str())], 1);
     }
 }
 

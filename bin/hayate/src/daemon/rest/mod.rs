@@ -5,8 +5,10 @@
 
 mod answer;
 mod body;
+mod disks;
 mod flows;
 mod host;
+mod images;
 mod metrics;
 mod networks;
 mod ports;
@@ -42,6 +44,8 @@ const BODY_MAX: usize = 64 * 1024;
         (name = "ports", description = "Where frames enter and leave a network"),
         (name = "vms", description = "Names that ports belong to"),
         (name = "routers", description = "Routers in VMs, and what bypasses them"),
+        (name = "images", description = "What disks are made of"),
+        (name = "disks", description = "Disks of VMs, served from images"),
         (name = "host", description = "The daemon: workers, counters, version"),
     ),
 )]
@@ -63,6 +67,16 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(routers::connections))
         .routes(routes!(routers::bypass))
         .routes(routes!(flows::why))
+        .routes(routes!(images::list))
+        .routes(routes!(images::show, images::put, images::delete))
+        .routes(routes!(images::snapshot))
+        .routes(routes!(images::resize))
+        .routes(routes!(images::check))
+        .routes(routes!(images::import))
+        .routes(routes!(images::export))
+        .routes(routes!(disks::list))
+        .routes(routes!(disks::show, disks::put, disks::delete))
+        .routes(routes!(disks::limit))
         .routes(routes!(host::workers))
         .routes(routes!(host::worker))
         .routes(routes!(host::stats))
