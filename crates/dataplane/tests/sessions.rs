@@ -10,12 +10,12 @@ use std::os::unix::net::UnixListener;
 use common::frames::{BROADCAST, Vnet, eth, mac};
 use common::pair::Pair;
 use common::plane::Plane;
-use common::vm::{Guest, Side, Vm, region};
+use common::vm::{Guest, Side, Vm};
 use common::{Rng, wait};
 use dataplane::{PortState, SocketMode};
 use rustix::fs::ftruncate;
 use testkit::driver;
-use testkit::frontend::{SharedMemory, request};
+use testkit::frontend::{Region, SharedMemory, request};
 
 /// What a stopped queue's memory is filled with.
 const SCRIBBLE: u8 = 0x5c;
@@ -313,7 +313,7 @@ fn the_memory_of_a_sender_changes_under_traffic() {
                 send(&mut a, &mut next, 20);
                 continue;
             }
-            let extra = SharedMemory::of(vec![region(gpa, 1 << 16)]).unwrap();
+            let extra = SharedMemory::of(vec![Region::unsealed(gpa, 1 << 16).unwrap()]).unwrap();
             a.frontend.add_mem_reg(&extra.regions()[0]).unwrap();
             send(&mut a, &mut next, 20);
             a.drain();
@@ -330,7 +330,7 @@ fn the_memory_of_a_sender_changes_under_traffic() {
         got.extend(numbers(&mut b));
         assert!(got == (0..next).collect::<Vec<_>>(), "{} of {next} frames", got.len());
         // A buffer in a region that is gone is outside memory.
-        let extra = SharedMemory::of(vec![region(gpa, 1 << 16)]).unwrap();
+        let extra = SharedMemory::of(vec![Region::unsealed(gpa, 1 << 16).unwrap()]).unwrap();
         a.send_from(&extra, gpa, &frame(next));
         a.frontend.wait_closed().unwrap();
         let ended =
@@ -356,7 +356,7 @@ fn the_memory_of_a_receiver_changes_under_traffic() {
             if round % 2 == 0 {
                 b.frontend.set_mem_table(&b.memory).unwrap();
             } else {
-                let extra = region(1 << 30, 1 << 16);
+                let extra = Region::unsealed(1 << 30, 1 << 16).unwrap();
                 b.frontend.add_mem_reg(&extra).unwrap();
                 b.frontend.rem_mem_reg(&extra).unwrap();
             }

@@ -238,10 +238,25 @@ impl Frontend {
         queue: &DriverQueue,
         fds: &QueueFds,
     ) -> Result<(), FrontendError> {
+        self.start_queue_at(index, memory, queue, fds, queue.base())
+    }
+
+    /// [`Frontend::start_queue_with`] at a position of the caller's.
+    ///
+    /// # Errors
+    /// See [`FrontendError`].
+    pub fn start_queue_at(
+        &mut self,
+        index: u16,
+        memory: &SharedMemory,
+        queue: &DriverQueue,
+        fds: &QueueFds,
+        base: u32,
+    ) -> Result<(), FrontendError> {
         let areas = queue.addresses();
         let user = |gpa| memory.user_addr(gpa).unwrap_or(gpa);
         self.set_ring_state(request::SET_VRING_NUM, index, queue.spec().size.into())?;
-        self.set_ring_state(request::SET_VRING_BASE, index, queue.base())?;
+        self.set_ring_state(request::SET_VRING_BASE, index, base)?;
         let addresses = [user(areas.desc), user(areas.device), user(areas.driver)];
         self.set_ring_addr(index, addresses)?;
         self.set_ring_fd(request::SET_VRING_ERR, index, Some(&fds.err))?;

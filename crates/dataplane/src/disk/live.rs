@@ -83,8 +83,8 @@ pub(crate) struct LiveQueue {
     in_flight: usize,
     /// Waits until this time for the disk's limits; nothing is popped before.
     held: Option<(u64, Job)>,
-    /// Ended, and not shown to the guest.
-    unpublished: usize,
+    /// Ended since it was last decided whether to interrupt the guest.
+    untold: usize,
     /// Who waits for it to be quiet.
     stopping: Option<oneshot::Sender<u32>>,
 }
@@ -110,7 +110,7 @@ impl LiveQueue {
             faulted: false,
             in_flight: 0,
             held: None,
-            unpublished: 0,
+            untold: 0,
             stopping: None,
         }
     }
@@ -151,7 +151,7 @@ impl LiveQueue {
         let len = request.completion.finish(&self.mem, status);
         self.queue.complete(request.ticket, len);
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.unpublished += 1;
+        self.untold += 1;
     }
 }
 
@@ -256,8 +256,7 @@ impl LiveDisk {
                 break;
             }
             taken += 1;
-            if queue.unpublished >= PUBLISH {
-                queue.unpublished = 0;
+            if queue.untold.is_multiple_of(PUBLISH) {
                 queue.queue.publish();
             }
         }
@@ -269,7 +268,7 @@ impl LiveDisk {
     }
 
     fn pop(&mut self, queue: &mut LiveQueue, index: usize, now: u64) -> Result<Popped, GuestFault> {
-        let LiveQueue { queue: ring, mem, in_flight, unpublished, .. } = queue;
+        let LiveQueue { queue: ring, mem, in_flight, untold, .. } = queue;
         let (mut chain, mut ranges) = (Chain::new(), Ranges::new());
         let Some(ticket) = ring.pop(mem, &mut chain)? else { return Ok(Popped::Nothing) };
         let operation = match parse(mem, &chain, &self.rules, &mut ranges) {
@@ -280,7 +279,7 @@ impl LiveDisk {
                 }
                 let len = completion.finish(mem, why.status());
                 ring.complete(ticket, len);
-                *unpublished += 1;
+                *untold += 1;
                 return Ok(Popped::Refused);
             }
         };
@@ -290,7 +289,7 @@ impl LiveDisk {
         let Some((work, segments)) = work else {
             // Not of the memory it was popped from: cannot be.
             ring.complete(ticket, completion.finish(mem, Status::IoError));
-            *unpublished += 1;
+            *untold += 1;
             return Ok(Popped::Refused);
         };
         let request = Request {
@@ -377,7 +376,9 @@ impl LiveDisk {
         };
         let manner = self.manners.of(&file);
         if !slow::fits(manner, at, &job.segments) {
-            if let Some(counters) = self.disk.counters.get(usize::from(job.request.queue)) {
+            let counters = self.disk.counters.get(usize::from(job.request.queue));
+            // Once for a request, however many steps it takes.
+            if let Some(counters) = counters.filter(|_| job.segments.len() == job.request.bytes) {
                 counters.bounced.add(1);
             }
             return self.slow(job, tools);
@@ -533,11 +534,13 @@ impl LiveDisk {
     /// Shows the guest what has ended in every queue, and answers who waits for a quiet one.
     pub(crate) fn close_all(&mut self) {
         for index in 0..self.queues.len() {
-            let unshown = |queue: &mut Box<LiveQueue>| {
-                queue.unpublished > 0 || (queue.stopping.is_some() && queue.in_flight == 0)
+            let unfinished = |queue: &mut Box<LiveQueue>| {
+                queue.untold > 0 || (queue.stopping.is_some() && queue.in_flight == 0)
             };
             let place = self.queues.get_mut(index);
-            let Some(mut queue) = place.and_then(|place| place.take_if(unshown)) else { continue };
+            let Some(mut queue) = place.and_then(|place| place.take_if(unfinished)) else {
+                continue;
+            };
             self.close(&mut queue, index);
             if let Some(done) = queue.stopping.take_if(|_| queue.in_flight == 0) {
                 // Nobody waits any more if the session is being dropped.
@@ -552,10 +555,10 @@ impl LiveDisk {
         if let Some(counters) = self.disk.counters.get(index) {
             counters.in_flight.set(queue.in_flight as u64);
         }
-        if queue.unpublished == 0 {
+        if queue.untold == 0 {
             return;
         }
-        queue.unpublished = 0;
+        queue.untold = 0;
         queue.queue.publish();
         if queue.queue.queue().should_notify() {
             self.interrupt(queue, index);
@@ -630,9 +633,12 @@ impl LiveDisk {
         self.rules = rules;
     }
 
-    /// Keeps to these limits from now on.
+    /// Keeps to these limits from now on: what waits for others is to ask again.
     pub(crate) fn set_limits(&mut self, limiter: Option<Limiter>) {
         self.limiter = limiter;
+        for (until, _) in self.queues.iter_mut().flatten().filter_map(|queue| queue.held.as_mut()) {
+            *until = 0;
+        }
     }
 
     /// Which disk it is.

@@ -103,15 +103,11 @@ impl Host {
     /// It does not exist, or no disk can be so large.
     pub fn resize_disk(&self, id: DiskId, size: u64) -> Result<(), HostError> {
         let disk = self.disk(id)?;
-        let resized = {
-            let mut config = disk.config.lock();
-            let changed = config.resize(size / SECTOR);
-            changed.map(|changed| changed.then(|| config.rules()))
-        };
-        let name = || disk.name.clone();
-        let rules = resized.map_err(|source| HostError::DiskLook { disk: name(), source })?;
-        if let Some(rules) = rules {
-            disk.command(&self.0.workers, DiskCommand::SetRules(rules));
+        // Locked until the worker's mailbox has them: rules must arrive in the order they were made.
+        let mut config = disk.config.lock();
+        let look = |source| HostError::DiskLook { disk: disk.name.clone(), source };
+        if config.resize(size / SECTOR).map_err(look)? {
+            disk.command(&self.0.workers, DiskCommand::SetRules(config.rules()));
             disk.changed.notify_one();
         }
         Ok(())

@@ -6,12 +6,12 @@ use std::time::Duration;
 use guestmem::GuestMemory;
 use testkit::driver::{self, Buffer, DriverQueue, Raw, RawDesc, RingSpec, Shape, flags};
 use testkit::frontend::{
-    Frontend, FrontendError, QueueFds, SharedMemory, feature, protocol, request,
+    Frontend, FrontendError, QueueFds, Region, SharedMemory, feature, protocol, request,
 };
 
 use crate::common::PATIENCE;
 use crate::common::frames::{BROADCAST, Mac, eth};
-use crate::common::vm::{fds, region};
+use crate::common::vm::fds;
 
 /// Entries of its rings.
 pub(crate) const N: u16 = 128;
@@ -137,7 +137,8 @@ impl Liar {
             | bit(options.event_idx, feature::EVENT_IDX)
             | bit(options.mergeable, MRG_RXBUF);
         frontend.negotiate(features, protocol::NET).unwrap();
-        let regions = vec![region(START, HOLE - START), region(BIG, BIG_LEN.into())];
+        let regions = [(START, HOLE - START), (BIG, BIG_LEN.into())];
+        let regions = regions.map(|(gpa, len)| Region::unsealed(gpa, len).unwrap()).into();
         let memory = SharedMemory::of(regions).unwrap();
         frontend.set_mem_table(&memory).unwrap();
         let frame = [vec![0; 12], eth(BROADCAST, mac, &[0x11; 102])].concat();

@@ -8,9 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
-use guestmem::{GuestMemory, RegionSpec};
+use guestmem::GuestMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sys::EventFd;
 use testkit::driver::{self, Buffer, Completed, DriverQueue, RingSpec, Shape};
 use testkit::frontend::{Frontend, QueueFds, Region, SharedMemory, feature, protocol};
@@ -30,8 +29,6 @@ const BLANK: u8 = 0xa5;
 const HOLE: u64 = 1 << 20;
 /// Bytes between two pieces of a buffer, at most.
 const GAP: usize = 16;
-/// User addresses are guest addresses plus this.
-const USER: u64 = 0x7f00_0000_0000;
 
 /// What a guest negotiates, and how it makes its rings.
 #[derive(Clone, Debug)]
@@ -244,7 +241,9 @@ impl Vm {
         let end = (rings + tx_bytes).next_multiple_of(4096).max(border + 4096);
         let far = (end + HOLE).next_multiple_of(4096);
         let layout = [(0, border), (border, end - border), (far, rx_bytes)];
-        let memory = SharedMemory::of(layout.map(|(gpa, len)| region(gpa, len)).into()).unwrap();
+        let memory =
+            SharedMemory::of(layout.map(|(gpa, len)| Region::unsealed(gpa, len).unwrap()).into())
+                .unwrap();
 
         let mut side = |index: u64, from: u64, slot: u64, count: usize, len: usize| {
             let spec = guest.ring_spec(index * ring_bytes, &mut rng);
@@ -477,14 +476,6 @@ impl Vm {
 pub(crate) fn fds() -> QueueFds {
     let event = || EventFd::new().unwrap();
     QueueFds { kick: event(), call: event(), err: event() }
-}
-
-/// A region of a memfd that can be truncated, as QEMU's can.
-pub(crate) fn region(guest_addr: u64, size: u64) -> Region {
-    let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&fd, size).unwrap();
-    let spec = RegionSpec { guest_addr, size, user_addr: USER + guest_addr, mmap_offset: 0 };
-    Region { spec, fd: Arc::new(fd) }
 }
 
 /// Sleeps until the descriptor is signalled; false if it never is.

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, RegionFile, RegionSpec};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sys::memfd;
 
 /// User addresses are guest addresses plus this, so that one taken for the other is noticed.
@@ -37,6 +38,17 @@ impl Region {
         let fd = Arc::new(memfd("guest memory", size, pages == Pages::Huge)?);
         let spec = RegionSpec { guest_addr, size, user_addr: USER + guest_addr, mmap_offset: 0 };
         Ok(Region { spec, fd })
+    }
+
+    /// The same of small pages in a file that can be truncated, as that of QEMU can.
+    ///
+    /// # Errors
+    /// What creating the memfd reports.
+    pub fn unsealed(guest_addr: u64, size: u64) -> io::Result<Region> {
+        let fd = memfd_create("guest memory", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, size)?;
+        let spec = RegionSpec { guest_addr, size, user_addr: USER + guest_addr, mmap_offset: 0 };
+        Ok(Region { spec, fd: Arc::new(fd) })
     }
 
     /// The region as messages describe it.
