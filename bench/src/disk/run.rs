@@ -228,11 +228,7 @@ impl<'a> Run<'a> {
             Err(error) => Err(chain(&error)),
         };
         match system {
-            System::Hayate => {
-                let backend = sut::hayate(images, 1, cpu).map_err(text)?;
-                fill(&backend, images.size()).map_err(|error| chain(&error))?;
-                checked(backend)
-            }
+            System::Hayate => checked(sut::hayate(images, 1, cpu).map_err(text)?),
             System::Qsd => {
                 let medium = images.medium();
                 let aio = match self.notes.get(&medium) {
@@ -354,18 +350,6 @@ fn first(backend: &Backend, shape: Shape) -> Result<Client, LoadError> {
 
 /// For what is written and read back.
 const WHOLE: Shape = Shape { queues: 1, slots: 1, buffer: PIECE as u32, wait: Wait::Event };
-
-/// Writes all of a disk, with data at random.
-fn fill(backend: &Backend, size: u64) -> Result<(), LoadError> {
-    let mut client = first(backend, WHOLE)?;
-    let (mut random, mut data) = (Random::new(size), vec![0; PIECE]);
-    for offset in (0..size).step_by(PIECE) {
-        random.fill(&mut data);
-        let some = data.get(..(size - offset).min(PIECE as u64) as usize).unwrap_or(&data);
-        client.write(offset, some)?;
-    }
-    Ok(client.flush()?)
-}
 
 /// Writes to the beginning of a disk, reads it back, and compares with the raw file behind it.
 ///

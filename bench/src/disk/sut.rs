@@ -203,7 +203,8 @@ impl Backend {
 }
 
 /// Starts qemu-storage-daemon with so many disks on the images, one I/O thread for all; without
-/// images, with one disk of `null` bytes that does nothing.
+/// images, with one disk of `null` bytes that does nothing. It takes no locks: the others have the
+/// same files, and their turns are others.
 ///
 /// # Errors
 /// It cannot be started, or an image cannot be made.
@@ -224,7 +225,7 @@ pub fn qsd(disks: Disks<'_>, aio: Aio, cpu: usize) -> Result<Backend, SutError> 
                 let direct = if images.medium().direct() { "on" } else { "off" };
                 let (path, aio) = (images.file(number)?, aio.as_str());
                 let path = path.display();
-                format!("driver=file,filename={path},aio={aio},cache.direct={direct}")
+                format!("driver=file,filename={path},aio={aio},cache.direct={direct},locking=off")
             }
         };
         let socket = dir.path().join(format!("{number}.sock"));
@@ -252,8 +253,8 @@ pub enum Disks<'a> {
     Null(u64),
 }
 
-/// Starts a daemon with one worker and so many disks, whose images are raw ones that it makes itself,
-/// beside the others' files.
+/// Starts a daemon with one worker and so many disks, whose images are the same files as the others'
+/// (another copy may be placed better or worse in memory, by as much as systems differ).
 ///
 /// # Errors
 /// This hayate has no disks, or it cannot be started.
@@ -282,6 +283,10 @@ pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutErr
         let name = format!("d{number}");
         let socket = dir.path().join(format!("{number}.sock"));
         command(&["image", "create", &name, "--size", &size, "--format", "raw"])?;
+        let image = run_dir.join("state/images").join(&name).join("image.raw");
+        let shared = images.file(number)?;
+        let same = fs::remove_file(&image).and_then(|()| fs::hard_link(&shared, &image));
+        same.map_err(SutError::io(format!("{} cannot be linked", image.display())))?;
         let cache = if images.medium().direct() { "direct" } else { "host" };
         let socket_text = socket.display().to_string();
         let at = ["--socket", &socket_text, "--queues", &queues, "--cache", cache];
@@ -291,17 +296,8 @@ pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutErr
         sockets.push(socket);
     }
     process.wait_ready("worker-0", &sockets)?;
-    let file = image_of_size(&run_dir, images.size());
+    let file = Some(images.file(0)?);
     Ok(Backend { sockets, file, process, _dir: dir })
-}
-
-/// The file of so many bytes below a directory, if there is one.
-fn image_of_size(dir: &Path, size: u64) -> Option<PathBuf> {
-    let entries = fs::read_dir(dir).ok()?.filter_map(Result::ok);
-    entries.map(|entry| entry.path()).find_map(|path| match fs::symlink_metadata(&path).ok()? {
-        found if found.is_dir() => image_of_size(&path, size),
-        found => (found.is_file() && found.len() == size).then_some(path),
-    })
 }
 
 #[cfg(test)]
@@ -317,7 +313,5 @@ mod tests {
         assert_eq!(data.len() as u64, images.size());
         assert!(data.chunks(512).all(|sector| sector.iter().any(|byte| *byte != 0)));
         assert_eq!(images.file(0).unwrap(), file);
-        assert_eq!(image_of_size(parent.path(), images.size()), Some(file));
-        assert_eq!(image_of_size(parent.path(), 1), None);
     }
 }

@@ -20,7 +20,7 @@ const NOT_RUN: [(&str, &str, usize); 7] = [
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 2),
     ("guest", "is typed in a guest", 2),
-    ("bench", "needs two CPUs with nothing else to do", 6),
+    ("bench", "needs two CPUs with nothing else to do", 7),
     ("libvirt", "needs libvirtd and a domain", 1),
     ("service", "needs systemd", 1),
 ];

@@ -172,9 +172,9 @@ fn everything_is_shown() {
     daemon.ok("network add lan");
     daemon.ok("port add a --network lan --kind vhost");
     let text = daemon.ok("show");
-    assert!(text.contains("1 network, 0 VMs, 1 port, 1 worker"), "{text}");
+    assert!(text.contains("1 network, 0 VMs, 1 port, 0 disks, 1 worker"), "{text}");
     let all = daemon.json("show --json");
-    for key in ["version", "health", "networks", "vms", "ports", "workers"] {
+    for key in ["version", "health", "networks", "vms", "ports", "disks", "workers"] {
         assert!(all.get(key).is_some(), "{key}");
     }
     assert_eq!(daemon.json("worker list --json")[0]["cpu"], 0);

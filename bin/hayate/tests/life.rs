@@ -44,7 +44,11 @@ fn a_restart_keeps_everything() {
     set_up(&daemon);
     let before = lasting(&daemon);
     daemon.stop();
-    assert_eq!(names(directory.path()), ["ports", "rings", "state"], "sockets and pid are gone");
+    assert_eq!(
+        names(directory.path()),
+        ["disks", "ports", "rings", "state"],
+        "sockets and pid are gone"
+    );
     assert!(names(&directory.path().join("ports")).is_empty());
     // What a guest's packed rings need to go on: of vhost ports only, and gone with the port.
     assert_eq!(names(&directory.path().join("rings")), ["web0"]);

@@ -28,6 +28,8 @@ fn the_description_matches_what_answers() {
     assert_eq!(daemon.http("PUT", "/v1/vms/x", &vm).0, 201);
     let port = r#"{"network":"x","kind":"vhost"}"#;
     assert_eq!(daemon.http("PUT", "/v1/ports/x", port).0, 201);
+    assert_eq!(daemon.http("PUT", "/v1/images/x", r#"{"size":"1M"}"#).0, 201);
+    assert_eq!(daemon.http("PUT", "/v1/disks/x", r#"{"image":"x","vm":"x"}"#).0, 201);
     let document = document();
     let mut operations = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -48,7 +50,7 @@ fn the_description_matches_what_answers() {
         // A method that is not described is refused, and not as an unknown path.
         refused(&daemon, ("PATCH", &path, ""), 405, "no-such-method");
     }
-    assert_eq!(operations, 27);
+    assert_eq!(operations, 41);
 }
 
 /// Checks types, required fields and that nothing is there that is not described.

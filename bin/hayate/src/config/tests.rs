@@ -16,15 +16,23 @@ fn refused(text: &str, position: &str, parts: &[&str]) {
 fn the_example_is_accepted_and_names_every_key() {
     let config = parse(Path::new("example.toml"), EXAMPLE).unwrap();
     assert_eq!((config.networks.len(), config.vms.len(), config.ports.len()), (2, 2, 5));
+    assert_eq!(config.disks.len(), 2);
     let schemas = [
         schemars::schema_for!(Config),
         schemars::schema_for!(NetworkConfig),
         schemars::schema_for!(VmConfig),
         schemars::schema_for!(PortConfig),
+        schemars::schema_for!(DiskConfig),
+        schemars::schema_for!(api::DiskLimits),
     ];
     for schema in schemas {
         for key in schema.get("properties").unwrap().as_object().unwrap().keys() {
-            let shown = [format!("\n{key} = "), format!("\n#{key} = "), format!("\n[{key}.")];
+            let shown = [
+                format!("\n{key} = "),
+                format!("\n#{key} = "),
+                format!("\n[{key}."),
+                format!(".{key}]"),
+            ];
             assert!(shown.iter().any(|text| EXAMPLE.contains(text.as_str())), "{key} is not shown");
         }
     }
