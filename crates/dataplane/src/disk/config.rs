@@ -23,7 +23,8 @@ use virtqueue::TrackedQueue;
 
 use super::file::Manner;
 use super::image::DiskImage;
-use super::live::{LiveDisk, LiveQueue};
+use super::live::LiveDisk;
+use super::queue::LiveQueue;
 use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters};
 use crate::error::HostError;
 use crate::homes::Workers;

@@ -25,15 +25,16 @@ use disk::config::Rules;
 use disk::qos::{Admission, Limiter};
 use disk::request::Ranges;
 use disk::{Parsed, Status, parse};
-use guestmem::{Access, GuestMemory, Transfer};
+use guestmem::{Access, Transfer};
 use sys::EventFd;
 use sys::uring::{Operation, Ring};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use virtqueue::{Chain, GuestFault, TrackedQueue};
+use virtqueue::{Chain, GuestFault};
 
 use super::file::{Manner, Manners};
 use super::image::DiskImage;
+use super::queue::LiveQueue;
 use super::request::{Job, Request, Work};
 use super::slow;
 use super::{Disk, DiskCommand, DiskId};
@@ -63,95 +64,6 @@ impl Tools<'_> {
     fn look_at_clock(&mut self) -> u64 {
         self.now = self.epoch.elapsed().as_nanos() as u64;
         self.now
-    }
-}
-
-/// A running virtqueue of a disk.
-pub(crate) struct LiveQueue {
-    pub(crate) queue: TrackedQueue,
-    pub(crate) mem: Arc<GuestMemory>,
-    /// That of the region of requests in flight.
-    pub(crate) region: Option<Arc<GuestMemory>>,
-    pub(crate) kick: Option<Arc<EventFd>>,
-    pub(crate) call: Option<Arc<EventFd>>,
-    pub(crate) enabled: bool,
-    /// The guest was asked to kick.
-    pub(crate) armed: bool,
-    /// The ring lied; it is not looked at any more.
-    faulted: bool,
-    /// Popped, and not ended.
-    in_flight: usize,
-    /// Waits until this time for the disk's limits; nothing is popped before.
-    held: Option<(u64, Job)>,
-    /// Ended since it was last decided whether to interrupt the guest.
-    untold: usize,
-    /// Who waits for it to be quiet.
-    stopping: Option<oneshot::Sender<u32>>,
-}
-
-impl LiveQueue {
-    /// A queue that has just been made, with kicks asked for.
-    pub(crate) fn new(
-        queue: TrackedQueue,
-        mem: Arc<GuestMemory>,
-        region: Option<Arc<GuestMemory>>,
-        kick: Option<Arc<EventFd>>,
-        call: Option<Arc<EventFd>>,
-        enabled: bool,
-    ) -> LiveQueue {
-        LiveQueue {
-            queue,
-            mem,
-            region,
-            kick,
-            call,
-            enabled,
-            armed: true,
-            faulted: false,
-            in_flight: 0,
-            held: None,
-            untold: 0,
-            stopping: None,
-        }
-    }
-
-    /// Whether a pop would find something that may be taken.
-    fn ready(&self) -> bool {
-        self.enabled
-            && !self.faulted
-            && self.held.is_none()
-            && self.stopping.is_none()
-            && (self.queue.has_available() || self.vanished())
-    }
-
-    fn vanished(&self) -> bool {
-        self.mem.faulted() || self.region.as_ref().is_some_and(|region| region.faulted())
-    }
-
-    /// Asks the guest to kick. Returns whether requests are waiting already.
-    fn arm(&mut self) -> bool {
-        if self.faulted || self.stopping.is_some() {
-            return false;
-        }
-        if !self.armed {
-            self.armed = true;
-            return self.queue.queue().enable_kicks() && self.ready();
-        }
-        self.ready()
-    }
-
-    fn disarm(&mut self) {
-        if self.armed && !self.faulted {
-            self.armed = false;
-            self.queue.queue().disable_kicks();
-        }
-    }
-
-    fn complete(&mut self, request: Request, status: Status) {
-        let len = request.completion.finish(&self.mem, status);
-        self.queue.complete(request.ticket, len);
-        self.in_flight = self.in_flight.saturating_sub(1);
-        self.untold += 1;
     }
 }
 
@@ -345,6 +257,8 @@ impl LiveDisk {
                     Step::Failed(request, error) => return Some((request, Err(error))),
                     Step::Elsewhere => return None,
                 },
+                // What is in memory only is as stable as it can be.
+                Work::Sync if self.is_in_memory() => request.work = Work::Nothing,
                 Work::Sync => {
                     self.sync(job, tools);
                     return None;
@@ -413,6 +327,13 @@ impl LiveDisk {
             Err(Transfer { segments, owner, .. }) => {
                 self.slow(Job { segments, request: owner }, tools)
             }
+        }
+    }
+
+    fn is_in_memory(&mut self) -> bool {
+        match &self.disk.image {
+            DiskImage::File(file) => self.manners.of(file) == Manner::Inline,
+            DiskImage::Image(_) => false,
         }
     }
 
@@ -669,12 +590,6 @@ fn advanced(mut job: Job, done: u64) -> Step {
     match job.request.work.progress(&mut job.segments, done) {
         Ok(()) => Step::Again(job),
         Err(error) => Step::Failed(job.request, error),
-    }
-}
-
-impl fmt::Debug for LiveQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LiveQueue").field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod config;
 mod file;
 mod image;
 pub(crate) mod live;
+pub(crate) mod queue;
 pub(crate) mod request;
 mod slow;
 
@@ -36,7 +37,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use crate::counters::Counter;
 use crate::port::vhost::Info;
 pub use image::{DiskImage, Extent, Image};
-use live::{LiveDisk, LiveQueue};
+use live::LiveDisk;
+use queue::LiveQueue;
 use request::Job;
 
 /// Most virtqueues of a disk.
