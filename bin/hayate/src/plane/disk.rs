@@ -69,16 +69,12 @@ impl Plane {
         image: &Arc<Image>,
         place: DiskPlace,
     ) -> Result<DiskHandle, PlaneError> {
-        let bytes = match &**image {
-            Image::Raw(raw) => DiskImage::File(Arc::clone(raw.file())),
-            Image::Qcow2(_) => DiskImage::Image(Arc::new(Formatted(Arc::clone(image)))),
-        };
         let spec = DiskSpec {
             name: name.to_string(),
             socket: place.socket,
             mode: super::socket_mode(config.mode),
             queues: config.queues(),
-            image: bytes,
+            image: bytes(image),
             size: image.size(),
             read_only: config.readonly,
             limits: limits(&config.limits),
@@ -103,6 +99,20 @@ impl Plane {
         Ok(self.host.limit_disk(disk, &limits(wanted))?)
     }
 
+    /// Has a disk begin nothing more: its image is not used any more then, and its guest waits.
+    pub(crate) async fn pause_disk(&self, disk: DiskHandle) -> Result<(), PlaneError> {
+        Ok(self.host.pause_disk(disk).await?)
+    }
+
+    /// Has a disk that was paused go on, with this image.
+    pub(crate) fn resume_disk(
+        &self,
+        disk: DiskHandle,
+        image: &Arc<Image>,
+    ) -> Result<(), PlaneError> {
+        Ok(self.host.resume_disk(disk, bytes(image))?)
+    }
+
     /// Tells a disk's guest that its image has this size by now, in bytes.
     pub(crate) fn resize_disk(&self, disk: DiskHandle, size: u64) -> Result<(), PlaneError> {
         Ok(self.host.resize_disk(disk, size)?)
@@ -111,6 +121,14 @@ impl Plane {
     /// What a disk is doing; `None` once it is closed.
     pub(crate) fn disk(&self, disk: DiskHandle) -> Option<DiskStatus> {
         self.host.disk_status(disk)
+    }
+}
+
+/// An image that is open, as the data plane uses it.
+fn bytes(image: &Arc<Image>) -> DiskImage {
+    match &**image {
+        Image::Raw(raw) => DiskImage::File(Arc::clone(raw.file())),
+        Image::Qcow2(_) => DiskImage::Image(Arc::new(Formatted(Arc::clone(image)))),
     }
 }
 

@@ -143,7 +143,6 @@ pub(crate) fn create(
         name: spec.name.clone(),
         id_bytes,
         worker,
-        image: spec.image.clone(),
         counters: (0..spec.queues).map(|_| QueueCounters::default()).collect(),
         config: Mutex::new(config),
         changed: Arc::default(),
@@ -152,7 +151,12 @@ pub(crate) fn create(
         logged: AtomicU64::new(0),
         faults: report,
     });
-    let live = Box::new(LiveDisk::new(Arc::clone(&disk), rules, limiter(&spec.limits, now)));
+    let live = Box::new(LiveDisk::new(
+        Arc::clone(&disk),
+        spec.image.clone(),
+        rules,
+        limiter(&spec.limits, now),
+    ));
     // A guest that is there already may know another size than the image has by now.
     disk.changed.notify_one();
     let (kept, workers) = (spec.writethrough.clone(), Arc::clone(workers));

@@ -15,6 +15,48 @@ pub enum DiskImage {
     Image(Arc<dyn Image>),
 }
 
+impl DiskImage {
+    /// What a disk has while its image is taken away: nothing is asked of it.
+    pub(super) fn absent() -> DiskImage {
+        DiskImage::Image(Arc::new(Absent))
+    }
+}
+
+#[derive(Debug)]
+struct Absent;
+
+impl Absent {
+    fn error() -> io::Error {
+        io::ErrorKind::NotConnected.into()
+    }
+}
+
+impl Image for Absent {
+    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Err(Self::error())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(Self::error())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Err(Self::error())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Err(Self::error())
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64, _: bool) -> io::Result<()> {
+        Err(Self::error())
+    }
+
+    fn direct(&self, _: u64, _: u64, _: bool) -> Option<Extent> {
+        None
+    }
+}
+
 /// An image in a format: where its bytes are has to be looked up, and made.
 ///
 /// **Threads.** [`Image::direct`] is called by a worker and never waits. All others are called by

@@ -70,6 +70,10 @@ impl Tools<'_> {
 /// A disk that is served.
 pub(crate) struct LiveDisk {
     pub(crate) disk: Arc<Disk>,
+    image: DiskImage,
+    /// Nothing is popped: control has taken the image away, or waits (`Some`) until it can.
+    paused: bool,
+    pausing: Option<oneshot::Sender<()>>,
     manners: Manners,
     rules: Rules,
     limiter: Option<Limiter>,
@@ -86,8 +90,16 @@ pub(crate) struct LiveDisk {
 type Ended = (Request, io::Result<()>);
 
 impl LiveDisk {
-    pub(crate) fn new(disk: Arc<Disk>, rules: Rules, limiter: Option<Limiter>) -> LiveDisk {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        image: DiskImage,
+        rules: Rules,
+        limiter: Option<Limiter>,
+    ) -> LiveDisk {
         LiveDisk {
+            image,
+            paused: false,
+            pausing: None,
             queues: disk.counters.iter().map(|_| None).collect(),
             disk,
             manners: Manners::default(),
@@ -101,11 +113,14 @@ impl LiveDisk {
 
     /// Whether there is something to pop.
     pub(crate) fn waiting(&self) -> bool {
-        self.queues.iter().flatten().any(|queue| queue.ready())
+        !self.paused && self.queues.iter().flatten().any(|queue| queue.ready())
     }
 
     /// When the first request that waits for the disk's limits may go on, in nanoseconds.
     pub(crate) fn deadline(&self) -> Option<u64> {
+        if self.paused {
+            return None;
+        }
         let held = self.queues.iter().flatten().filter_map(|queue| queue.held.as_ref());
         held.map(|(until, _)| *until).min()
     }
@@ -121,7 +136,7 @@ impl LiveDisk {
         for queue in self.queues.iter_mut().flatten() {
             waiting |= queue.arm();
         }
-        waiting
+        waiting && !self.paused
     }
 
     /// One pass over its queues; returns how many requests were taken.
@@ -245,7 +260,7 @@ impl LiveDisk {
                     // A file was told with each write; of an image more than the bytes counts.
                     let sync = *stable
                         && *access == Access::Write
-                        && matches!(self.disk.image, DiskImage::Image(_));
+                        && matches!(self.image, DiskImage::Image(_));
                     request.work = if sync { Work::Sync } else { Work::Nothing };
                     self.has_written(request);
                 }
@@ -277,7 +292,7 @@ impl LiveDisk {
             return Step::Again(job);
         };
         let write = *access == Access::Write;
-        let (file, at) = match &self.disk.image {
+        let (file, at) = match &self.image {
             DiskImage::File(file) => (Arc::clone(file), *offset),
             DiskImage::Image(image) => {
                 let cleared = !self.clearings.0.is_empty() || self.clearings.1 > 0;
@@ -317,7 +332,7 @@ impl LiveDisk {
             false => Operation::Read { offset: at },
         };
         let Some(ring) = &mut tools.ring else { return self.slow(job, tools) };
-        if write && matches!(self.disk.image, DiskImage::Image(_)) && !job.request.past_image {
+        if write && matches!(self.image, DiskImage::Image(_)) && !job.request.past_image {
             job.request.past_image = true;
             self.past_image += 1;
         }
@@ -331,7 +346,7 @@ impl LiveDisk {
     }
 
     fn is_in_memory(&mut self) -> bool {
-        match &self.disk.image {
+        match &self.image {
             DiskImage::File(file) => self.manners.of(file) == Manner::Inline,
             DiskImage::Image(_) => false,
         }
@@ -339,7 +354,7 @@ impl LiveDisk {
 
     /// Has everything made stable.
     fn sync(&mut self, job: Job, tools: &mut Tools<'_>) {
-        let (Some(ring), DiskImage::File(file)) = (&mut tools.ring, &self.disk.image) else {
+        let (Some(ring), DiskImage::File(file)) = (&mut tools.ring, &self.image) else {
             self.slow(job, tools);
             return;
         };
@@ -352,7 +367,7 @@ impl LiveDisk {
 
     /// Has a range cleared; of an image only when nothing is written past it.
     fn clear(&mut self, job: Job, tools: &mut Tools<'_>) {
-        if matches!(self.disk.image, DiskImage::Image(_)) {
+        if matches!(self.image, DiskImage::Image(_)) {
             self.clearings.0.push_back(job);
             self.clear_waiting(tools);
         } else {
@@ -377,8 +392,11 @@ impl LiveDisk {
         }
         self.slow.1 += 1;
         let (disk, mailbox) = (Arc::clone(&self.disk), tools.mailbox.clone());
+        let image = self.image.clone();
         tools.runtime.spawn_blocking(move || {
-            let result = slow::step(&job, &disk.image);
+            let result = slow::step(&job, &image);
+            // Who waits until nobody uses the image does not wait for this thread to end.
+            drop(image);
             let done = DiskCommand::Slow(Box::new(job), result);
             mailbox.post(Command::Disk(disk.id, done));
         });
@@ -389,7 +407,7 @@ impl LiveDisk {
     pub(crate) fn slow_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
         self.slow.1 -= 1;
         if matches!(job.request.work, Work::Clear { .. })
-            && matches!(self.disk.image, DiskImage::Image(_))
+            && matches!(self.image, DiskImage::Image(_))
         {
             self.clearings.1 -= 1;
         }
@@ -470,6 +488,7 @@ impl LiveDisk {
                 *place = Some(queue);
             }
         }
+        self.let_go();
     }
 
     fn close(&mut self, queue: &mut LiveQueue, index: usize) {
@@ -515,7 +534,8 @@ impl LiveDisk {
         let mut queue = self.queues.get_mut(index)?.take()?;
         queue.stopping = Some(done);
         let kick = queue.kick.take();
-        if let Some((_, job)) = queue.held.take() {
+        // While there is no image it waits for the next one.
+        if let Some((_, job)) = queue.held.take_if(|_| !self.paused) {
             self.admit(&mut queue, job, tools);
         }
         if let Some(place) = self.queues.get_mut(index) {
@@ -523,6 +543,32 @@ impl LiveDisk {
         }
         self.close_all();
         kick
+    }
+
+    /// Begins nothing more until there is another image, and says so when what was begun has ended
+    /// and the image is not used any more.
+    pub(crate) fn pause(&mut self, done: oneshot::Sender<()>) {
+        (self.paused, self.pausing) = (true, Some(done));
+        self.let_go();
+    }
+
+    /// Lets go of the image once nothing is under way.
+    fn let_go(&mut self) {
+        let under_way = |queue: &LiveQueue| queue.in_flight > usize::from(queue.held.is_some());
+        if self.pausing.is_none() || self.queues.iter().flatten().any(|queue| under_way(queue)) {
+            return;
+        }
+        self.image = DiskImage::absent();
+        self.manners = Manners::default();
+        if let Some(done) = self.pausing.take() {
+            // Nobody waits any more if the disk is being removed.
+            let _ = done.send(());
+        }
+    }
+
+    /// Goes on, with this image.
+    pub(crate) fn resume(&mut self, image: DiskImage) {
+        (self.image, self.paused) = (image, false);
     }
 
     /// A running queue.

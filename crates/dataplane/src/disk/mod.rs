@@ -69,6 +69,10 @@ pub(crate) enum DiskCommand {
     SetRules(Rules),
     /// Keep to these limits from now on.
     SetLimits(Option<Limiter>),
+    /// Begin nothing more, and say when the image is not used any more.
+    Pause(oneshot::Sender<()>),
+    /// Go on, with this image.
+    Resume(DiskImage),
     /// Another thread has done a step of a request.
     Slow(Box<Job>, io::Result<u64>),
 }
@@ -93,7 +97,6 @@ pub(crate) struct Disk {
     /// What the guest is told as the disk's name.
     pub(crate) id_bytes: [u8; disk::request::ID_BYTES],
     pub(crate) worker: u16,
-    pub(crate) image: DiskImage,
     /// One for each queue it may have.
     pub(crate) counters: Box<[QueueCounters]>,
     /// How it looks, and what its guest negotiated.

@@ -8,7 +8,7 @@ use disk::counters::Totals;
 use tokio::sync::oneshot;
 
 use super::Host;
-use crate::disk::{Disk, DiskCommand, DiskId, config};
+use crate::disk::{Disk, DiskCommand, DiskId, DiskImage, config};
 use crate::error::HostError;
 use crate::spec::{DiskLimits, DiskSpec};
 use crate::status::{DiskQueue, DiskStatus};
@@ -92,6 +92,28 @@ impl Host {
         let now = self.0.epoch.elapsed().as_nanos() as u64;
         let limiter = config::limiter(limits, now);
         self.disk(id)?.command(&self.0.workers, DiskCommand::SetLimits(limiter));
+        Ok(())
+    }
+
+    /// Has a disk begin nothing more until [`Host::resume_disk`]; its guest waits. When this returns,
+    /// its image is not used any more.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist.
+    pub async fn pause_disk(&self, id: DiskId) -> Result<(), HostError> {
+        let (done, paused) = oneshot::channel();
+        self.disk(id)?.command(&self.0.workers, DiskCommand::Pause(done));
+        paused.await.map_err(|_| HostError::NoSuchDisk)
+    }
+
+    /// Has a disk that was paused go on, with this image.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist.
+    pub fn resume_disk(&self, id: DiskId, image: DiskImage) -> Result<(), HostError> {
+        self.disk(id)?.command(&self.0.workers, DiskCommand::Resume(image));
         Ok(())
     }
 

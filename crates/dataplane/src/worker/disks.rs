@@ -177,6 +177,12 @@ impl Worker {
             DiskCommand::SetLimits(limiter) => {
                 disks.with(id, mailbox, |disk, _| disk.set_limits(limiter));
             }
+            DiskCommand::Pause(done) => {
+                disks.with(id, mailbox, |disk, _| disk.pause(done));
+            }
+            DiskCommand::Resume(image) => {
+                disks.with(id, mailbox, |disk, _| disk.resume(image));
+            }
             DiskCommand::Slow(job, result) => {
                 disks.with(id, mailbox, |disk, tools| {
                     disk.slow_ended(*job, result, tools);

@@ -64,8 +64,8 @@ Examples:
   hayate image snapshot web before-upgrade     (makes web@before-upgrade)
   hayate image clone web@before-upgrade web2   (goes on from there)
 
-No disk may use the image meanwhile. A raw image is a qcow2 one afterwards, which stands on its
-snapshot.")]
+A disk may use the image: its guest waits for a moment, and what it has not flushed is in the
+snapshot as after a power cut. A raw image is a qcow2 one afterwards, which stands on its snapshot.")]
     Snapshot {
         /// The image
         name: ImageName,

@@ -5,6 +5,7 @@ use super::images::refusal;
 use super::{Disk, Failure, OpenDisk, Registry, Tables, host, not_found};
 use crate::plane::{DiskPlace, disk};
 use api::{DiskConfig, DiskLimits, Error, ErrorCode, Name, Origin, PortState, SocketMode, feature};
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,6 +108,30 @@ impl Registry {
         config: &DiskConfig,
         patience: Duration,
     ) -> Result<OpenDisk, Error> {
+        let image = self.open_image(name, config, patience).await?;
+        let place = DiskPlace {
+            socket: self.paths.disk_socket(name, config),
+            writethrough: self.paths.writethrough(name),
+        };
+        let socket = place.socket.clone();
+        let handle = self.plane.open_disk(name, config, &image, place).await;
+        let handle = handle.map_err(|error| host(&error))?;
+        if let Some(group) = self.vhost_group
+            && config.mode.unwrap_or_default() == SocketMode::Server
+            && let Err(error) = super::ports::share(&socket, group)
+        {
+            warn!("disk {name}: the group cannot be given {}: {error}", socket.display());
+        }
+        Ok(OpenDisk { handle, image })
+    }
+
+    /// Opens the image of a disk. One that is in use is waited for.
+    async fn open_image(
+        &self,
+        name: &Name,
+        config: &DiskConfig,
+        patience: Duration,
+    ) -> Result<Arc<store::Image>, Error> {
         let owner = Owner::new(&self.paths.run, format!("disk {name}"));
         let access = if config.readonly { Access::Read } else { Access::Write };
         let cache = match config.cache.unwrap_or_default() {
@@ -125,24 +150,54 @@ impl Registry {
                 }
             }
         });
-        let image = match opened.await {
-            Ok(image) => Arc::new(image.map_err(|error| refusal(&error))?),
-            Err(error) => return Err(Error::new(ErrorCode::Host, error.to_string())),
-        };
-        let place = DiskPlace {
-            socket: self.paths.disk_socket(name, config),
-            writethrough: self.paths.writethrough(name),
-        };
-        let socket = place.socket.clone();
-        let handle = self.plane.open_disk(name, config, &image, place).await;
-        let handle = handle.map_err(|error| host(&error))?;
-        if let Some(group) = self.vhost_group
-            && config.mode.unwrap_or_default() == SocketMode::Server
-            && let Err(error) = super::ports::share(&socket, group)
-        {
-            warn!("disk {name}: the group cannot be given {}: {error}", socket.display());
+        match opened.await {
+            Ok(image) => Ok(Arc::new(image.map_err(|error| refusal(&error))?)),
+            Err(error) => Err(Error::new(ErrorCode::Host, error.to_string())),
         }
-        Ok(OpenDisk { handle, image })
+    }
+
+    /// Does something with the image of a disk while the disk has let go of it; the guest waits
+    /// meanwhile.
+    pub(super) async fn without_image<T>(
+        &self,
+        name: &Name,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let (config, handle) = {
+            let tables = self.tables.read();
+            let disk = tables.disks.get(name).ok_or_else(|| not_found("disk", name))?;
+            let open = disk.open.as_ref().map_err(|failure| {
+                Error::new(ErrorCode::Host, format!("disk {name} failed: {}", failure.reason))
+            })?;
+            (disk.config.clone(), open.handle)
+        };
+        self.plane.pause_disk(handle).await.map_err(|error| host(&error))?;
+        let failure = || Err(Failure::now("its image is being changed"));
+        let open = match self.tables.write().disks.get_mut(name) {
+            Some(disk) => std::mem::replace(&mut disk.open, failure()),
+            None => failure(),
+        };
+        // Closing an image may wait until what was written is stable.
+        let _ = tokio::task::spawn_blocking(move || drop(open)).await;
+        let done = work.await;
+        let open = match self.open_image(name, &config, PATIENCE).await {
+            Ok(image) => {
+                let resumed = self.plane.resume_disk(handle, &image);
+                resumed.map(|()| OpenDisk { handle, image }).map_err(Failure::from)
+            }
+            Err(error) => {
+                // Its guest waits on: it is opened anew as soon as it can be.
+                warn!("disk {name} cannot be opened and is tried again: {}", error.message);
+                if let Err(error) = self.plane.close_disk(handle).await {
+                    warn!("disk {name} cannot be closed: {error}");
+                }
+                Err(Failure::now(error.message))
+            }
+        };
+        if let Some(disk) = self.tables.write().disks.get_mut(name) {
+            disk.open = open;
+        }
+        done
     }
 
     /// Opens a disk that was there before.

@@ -95,14 +95,21 @@ impl Registry {
         Ok(())
     }
 
-    /// Keeps what an image is now as `NAME@SNAPSHOT`.
+    /// Keeps what an image is now as `NAME@SNAPSHOT`. The guest of a disk that uses it waits a
+    /// moment.
     pub(crate) async fn snapshot_image(
         &self,
         name: &ImageName,
         snapshot: &Name,
     ) -> Result<Image, Error> {
+        let _changing = self.changing.lock().await;
         let (of, snapshot) = (name.clone(), snapshot.clone());
-        let made = self.with_images(move |images| images.snapshot(&of, snapshot.as_str())).await?;
+        let made = self.with_images(move |images| images.snapshot(&of, snapshot.as_str()));
+        let disk = self.tables.read().writer_of(name).map(|(disk, ..)| disk);
+        let made = match disk {
+            Some(disk) => self.without_image(&disk, made).await?,
+            None => made.await?,
+        };
         info!("snapshot {made} made");
         self.image(&made).await
     }

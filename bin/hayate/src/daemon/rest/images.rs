@@ -93,7 +93,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Keeps what an image is now, as the image `NAME@SNAPSHOT`.
+/// Keeps what an image is now, as the image `NAME@SNAPSHOT`. A guest that uses it waits a moment.
 #[utoipa::path(post, path = "/v1/images/{name}/snapshots", tag = "images",
     operation_id = "snapshot_image",
     params(("name" = String, Path, description = "Its name")),
@@ -101,7 +101,7 @@ pub(super) async fn delete(
     responses(
         (status = 201, description = "It was made", body = Image),
         (status = 404, description = "There is no such image", body = ErrorBody),
-        (status = 409, description = "The image is in use, or there is such a snapshot",
+        (status = 409, description = "Others stand on the image, or there is such a snapshot",
             body = ErrorBody)))]
 pub(super) async fn snapshot(
     State(registry): State<Arc<Registry>>,
