@@ -203,6 +203,28 @@ fn clearing_waits_for_writes_past_the_image() {
     }
 }
 
+/// A write past the image that fails is over, too.
+#[test]
+fn clearing_does_not_wait_for_writes_that_failed() {
+    let plane = Plane::new();
+    let stage = Stage::new(SIZE);
+    let (reader, broken) = io::pipe().unwrap();
+    drop(reader);
+    stage.send(4096, true, &Arc::new(std::os::fd::OwnedFd::from(broken).into()));
+    add(&plane, "disk", DiskImage::Image(stage.clone()), SIZE);
+    let mut driver = connect(&plane, "disk", &Options::new(true));
+    let done = driver.run(&Request::write(8, &[8; 4096])).unwrap();
+    assert_eq!(done.status, Some(status::IOERR));
+    for unmap in [false, true] {
+        ok(&driver.run(&Request::write_zeroes(16, 8, unmap)).unwrap());
+        assert_eq!(stage.log().last(), Some(&Call::WriteZeroes(8192, 4096, unmap)));
+    }
+    ok(&driver.run(&Request::discard(24, 8)).unwrap());
+    assert_eq!(stage.log().last(), Some(&Call::Discard(12288, 4096)));
+    drop(driver);
+    plane.end();
+}
+
 /// A write past the image that begins while clearing runs would land in what is being given away.
 #[test]
 fn nothing_is_written_past_the_image_while_it_is_cleared() {
