@@ -10,8 +10,8 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
 /// Whether I/O goes through the host's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// Past it (`O_DIRECT`), if the file system can do that and the file's length is a multiple of
-    /// what it asks for. Only an image's own file is meant: those behind it are shared by many and
+    /// Past it (`O_DIRECT`), if the file system can do that for single sectors and the file's length
+    /// is a whole number of them. Only an image's own file is meant: those behind it are shared by many and
     /// always read through the page cache.
     Direct,
     /// Through it.
@@ -27,6 +27,9 @@ pub struct Alignment {
     pub offset: u32,
 }
 
+/// What guests read and write, in bytes.
+const SECTOR: u32 = 512;
+
 impl Alignment {
     /// Anything goes.
     pub const NONE: Self = Self { memory: 1, offset: 1 };
@@ -36,8 +39,10 @@ impl Alignment {
 
 /// Opens a file for reading, and for writing if `write`; says what its requests must be aligned to.
 ///
-/// A file system that has no direct I/O gives a file that goes through the page cache, and so does a
-/// file whose end is not aligned: its last block could not be read, nor written without growing it.
+/// A file system that has no direct I/O gives a file that goes through the page cache. So does one
+/// whose blocks are larger than a sector: two sectors of a block that are written side by side would
+/// undo each other. So does a file whose end is not aligned: its last block could not be read, nor
+/// written without growing it.
 pub(crate) fn open(path: &Path, write: bool, cache: Cache) -> io::Result<(File, Alignment)> {
     let mut options = OpenOptions::new();
     options.read(true).write(write);
@@ -46,7 +51,8 @@ pub(crate) fn open(path: &Path, write: bool, cache: Cache) -> io::Result<(File, 
         match options.open(path) {
             Ok(file) => {
                 let alignment = alignment(&file);
-                if file.metadata()?.len().is_multiple_of(u64::from(alignment.offset)) {
+                let whole = file.metadata()?.len().is_multiple_of(u64::from(alignment.offset));
+                if whole && alignment.memory.max(alignment.offset) <= SECTOR {
                     return Ok((file, alignment));
                 }
             }

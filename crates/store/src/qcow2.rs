@@ -20,6 +20,7 @@ mod map;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
@@ -35,6 +36,9 @@ use map::{Map, Place, clusters};
 
 use crate::image::Hold;
 use crate::{Alignment, StoreError};
+
+/// What imago may write as a whole, past the page cache, in bytes: it asks for no less of memory.
+const BLOCK: u64 = 4096;
 
 /// imago's storage object for all files of a chain.
 pub(crate) type Storage = imago::file::File;
@@ -147,7 +151,53 @@ impl Qcow2 {
         let len = data.len() as u64;
         self.writable()?;
         self.inside(offset, len)?;
+        if self.alignment == Alignment::NONE || (offset | len).is_multiple_of(BLOCK) {
+            return self.write_blocks(&self.access.read(), offset, data);
+        }
+        // Past the page cache imago writes whole blocks: it reads what is around these bytes, and
+        // writes it back. A direct write beside them would be undone. So clusters that may be
+        // written directly are written here in the same way, and others alone: nobody can put them
+        // into the map meanwhile.
         let access = self.access.read();
+        if self.write_known(offset, data)? {
+            return Ok(());
+        }
+        drop(access);
+        let access = self.access.write();
+        let clusters = clusters(offset, len, self.cluster_bits);
+        let (mut at, mut rest) = (offset, data);
+        for cluster in clusters {
+            let end = ((cluster + 1) << self.cluster_bits).min(offset + len);
+            let (part, more) = rest.split_at((end - at) as usize);
+            if !self.write_known(at, part)? {
+                self.map.forget(at, part.len() as u64);
+                self.write_blocks(&access, at, part)?;
+            }
+            (at, rest) = (end, more);
+        }
+        Ok(())
+    }
+
+    /// Writes where a direct write would go. `false`: nothing is written, for that is not known, or
+    /// the bytes are not aligned.
+    fn write_known(&self, offset: u64, data: &[u8]) -> io::Result<bool> {
+        let len = data.len() as u64;
+        let Alignment { memory, offset: align } = self.alignment;
+        let aligned = (offset | len).is_multiple_of(align.into())
+            && data.as_ptr().addr().is_multiple_of(memory as usize);
+        match self.direct(offset, len, true).filter(|_| aligned) {
+            Some(Extent { file, offset }) => file.write_all_at(data, offset).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn write_blocks(
+        &self,
+        access: &FormatAccess<Storage>,
+        offset: u64,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let len = data.len() as u64;
         let in_place = self.map.find(offset, len).is_some_and(|place| place.writable);
         if in_place {
             return access.write(data, offset);
@@ -156,7 +206,7 @@ impl Qcow2 {
         fence(Ordering::Release);
         let done = access.write(data, offset).and_then(|()| access.flush());
         let own = |place: Option<Place>| place.filter(|p| p.writable && done.is_ok());
-        let found = self.locate(&access, offset, len, |cluster, place| {
+        let found = self.locate(access, offset, len, |cluster, place| {
             self.map.put(cluster, own(place));
         });
         if found.is_err() {

@@ -13,6 +13,7 @@
 
 mod layout;
 mod request;
+mod writer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -31,6 +32,7 @@ use crate::frontend::{
 
 pub use layout::{Layout, pieces};
 pub use request::{HEADER, Request, SECTOR, device, kind, range, status};
+pub use writer::Writer;
 
 /// Where the data of requests begins; rings are below.
 const DATA: u64 = 1 << 32;
@@ -288,7 +290,8 @@ impl BlockDriver {
     }
 
     /// Puts a request into a queue; the device sees it with the next [`BlockDriver::kick`]. `None`:
-    /// there is no room.
+    /// there is no room. The token may be one that was given out before: of a request that
+    /// [`BlockDriver::poll`] has returned, or will.
     pub fn submit(&mut self, queue: usize, request: &Request, layout: &Layout) -> Option<u16> {
         let room = self.options.room();
         let first = queue as u64 * u64::from(self.options.size);

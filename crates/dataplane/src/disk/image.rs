@@ -60,7 +60,8 @@ impl Image for Absent {
 /// An image in a format: where its bytes are has to be looked up, and made.
 ///
 /// **Threads.** [`Image::direct`] is called by a worker and never waits. All others are called by
-/// threads that may wait, any number at once, on any ranges. While `discard` or `write_zeroes` runs
+/// threads that may wait, any number at once, on any ranges, while others are read and written where
+/// `direct` told: sectors beside those that are written must not be written back. While `discard` or `write_zeroes` runs
 /// no write is under way to a place that `direct` told.
 ///
 /// Positions and lengths are in bytes, multiples of 512, inside the image.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 
 use dataplane::{Extent, Image};
@@ -255,7 +255,6 @@ pub(crate) struct Gate {
     open: Mutex<bool>,
     opened: Condvar,
     arrived: AtomicUsize,
-    is_open: AtomicBool,
 }
 
 impl Gate {
@@ -270,13 +269,8 @@ impl Gate {
     }
 
     pub(crate) fn open(&self) {
-        self.is_open.store(true, SeqCst);
         *self.open.lock().unwrap() = true;
         self.opened.notify_all();
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        self.is_open.load(SeqCst)
     }
 
     /// Waits until so many have come.
