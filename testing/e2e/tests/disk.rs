@@ -3,7 +3,7 @@
 //! The guest's firmware boots it from a thin clone of an imported image; further disks are a raw
 //! image, a thin clone with known bytes behind it, and that base itself, read-only. fio writes them
 //! and verifies by crc32c; they are discarded, resized and written through while the guest runs, it
-//! reboots, and the daemon is killed and stopped under fio. At the end `hayate image check`,
+//! reboots, and the daemon is killed and stopped and snapshots are made under fio. At the end `hayate image check`,
 //! `qemu-img check` and `qemu-img compare` agree on every image.
 //!
 //! All of it once with split rings past the host's page cache, once with packed rings through it.
@@ -45,6 +45,18 @@ fn device(disk: &str) -> String {
     format!("vd{}", ["a", "b", "c", "d"][index])
 }
 
+/// Through the host's page cache or past it.
+fn cache(packed: bool) -> &'static str {
+    if packed { "host" } else { "direct" }
+}
+
+/// Serves an image as the disk of its name.
+fn add(hayate: &Hayate, disk: &str, cache: &str) -> Result<()> {
+    let readonly = if disk == "base" { "--readonly" } else { "" };
+    let options = format!("--image {disk} --queues 2 --cache {cache} {readonly}");
+    hayate.cli(&format!("disk add {disk} {options}")).map(drop)
+}
+
 fn boot(packed: bool) -> Result<Lab> {
     let assets = assets::get()?;
     let hayate = Hayate::start(&[])?;
@@ -57,15 +69,11 @@ fn boot(packed: bool) -> Result<Lab> {
     hayate.cli("image clone system root")?;
     hayate.cli("image clone base thin")?;
     hayate.cli("image create raw --size 256M --format raw")?;
-    let cache = if packed { "host" } else { "direct" };
     let mut config = Config::new("disks");
     config.cpus = 2;
     config.boots_from_disk = true;
     for disk in DISKS {
-        let readonly = if disk == "base" { "--readonly" } else { "" };
-        hayate.cli(&format!(
-            "disk add {disk} --image {disk} --queues 2 --cache {cache} {readonly}"
-        ))?;
+        add(&hayate, disk, cache(packed))?;
         let more = if packed { "--packed" } else { "" };
         config.more.extend(hayate.disk_qemu(assets, disk, more)?);
     }
@@ -273,14 +281,19 @@ fn file_survives_a_reboot(lab: &mut Lab) -> Result<String> {
     Ok(format!("back after {seconds:.1} s, with its file"))
 }
 
-/// The daemon goes away under fio, three times, and comes back: fio notices nothing.
-fn daemon_goes(lab: &mut Lab, go: impl Fn(&mut Hayate) -> Result<()>) -> Result<String> {
+/// The disks, or the daemon with them, go away under fio, three times, and come back: fio notices
+/// nothing. In round `n` first `go(n)` is done and then `come(n)`.
+fn goes_and_comes(
+    lab: &mut Lab,
+    go: impl Fn(&mut Hayate, u32) -> Result<()>,
+    come: impl Fn(&mut Hayate, u32) -> Result<()>,
+) -> Result<String> {
     const LOG: &str = "/tmp/fio.log";
     let job = fio("--ioengine=libaio --iodepth=16 --bs=4k --size=64M --offset=64M");
     lab.guest.sh("rm -f /tmp/fio.end")?;
     lab.guest.background(&format!("{job}; echo $? >/tmp/fio.end"), LOG)?;
     let mut in_flight = 0;
-    for _ in 0..3 {
+    for round in 0..3 {
         for disk in WRITTEN {
             let before = lab.writes(disk)?;
             wait_for(&format!("writes of {disk}"), LIMIT, || {
@@ -290,10 +303,10 @@ fn daemon_goes(lab: &mut Lab, go: impl Fn(&mut Hayate) -> Result<()>) -> Result<
         for disk in WRITTEN {
             in_flight += lab.hayate.disk(disk)?.in_flight;
         }
-        go(&mut lab.hayate)?;
+        go(&mut lab.hayate, round)?;
         let (ended, _) = lab.guest.try_sh("test -e /tmp/fio.end", LIMIT)?;
         ensure!(ended != 0, "fio had ended before: {}", lab.guest.sh(&format!("cat {LOG}"))?);
-        lab.hayate.launch()?;
+        come(&mut lab.hayate, round)?;
         lab.running()?;
     }
     wait_for("the end of fio", LIMIT, || {
@@ -307,6 +320,32 @@ fn daemon_goes(lab: &mut Lab, go: impl Fn(&mut Hayate) -> Result<()>) -> Result<
     }
     lab.unharmed()?;
     Ok(format!("three times; {in_flight} requests were seen in flight; all bytes verified"))
+}
+
+/// Snapshots are made while fio writes.
+fn snapshots_under_fio(lab: &mut Lab) -> Result<String> {
+    let snapshot = |hayate: &mut Hayate, round| {
+        for disk in WRITTEN {
+            hayate.cli(&format!("image snapshot {disk} s{round}"))?;
+        }
+        Ok(())
+    };
+    let said = goes_and_comes(lab, snapshot, |_, _| Ok(()))?;
+    for disk in WRITTEN {
+        let chain = lab.hayate.image(disk)?.chain.unwrap_or_default();
+        ensure!(chain.len() >= 3, "{disk} stands on {chain:?}");
+    }
+    Ok(said)
+}
+
+/// Disks are deleted and added again: their guest waits.
+fn disks_removed_under_fio(lab: &mut Lab) -> Result<String> {
+    let cache = cache(lab.packed);
+    let remove = |hayate: &mut Hayate, _| {
+        WRITTEN.iter().try_for_each(|disk| hayate.cli(&format!("disk del {disk}")).map(drop))
+    };
+    let add = |hayate: &mut Hayate, _| WRITTEN.iter().try_for_each(|disk| add(hayate, disk, cache));
+    goes_and_comes(lab, remove, add)
 }
 
 /// The guest ends; who else knows these formats finds the images whole.
@@ -369,12 +408,17 @@ fn group(suite: &mut Suite, name: &str, packed: bool) {
         case("write_through", write_through),
         case("file_survives_a_reboot", file_survives_a_reboot),
         case("daemon_killed_under_fio", |lab: &mut Lab| {
-            daemon_goes(lab, |hayate| {
+            let kill = |hayate: &mut Hayate, _| {
                 hayate.kill9();
                 Ok(())
-            })
+            };
+            goes_and_comes(lab, kill, |hayate, _| hayate.launch())
         }),
-        case("daemon_stopped_under_fio", |lab: &mut Lab| daemon_goes(lab, Hayate::terminate)),
+        case("daemon_stopped_under_fio", |lab: &mut Lab| {
+            goes_and_comes(lab, |hayate, _| hayate.terminate(), |hayate, _| hayate.launch())
+        }),
+        case("snapshots_under_fio", snapshots_under_fio),
+        case("disks_removed_under_fio", disks_removed_under_fio),
     ];
     suite.group(name, move || boot(packed), cases, qemu_img_agrees);
 }
