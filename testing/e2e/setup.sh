@@ -6,11 +6,12 @@
 #      Debian 12's 7.2 dies by SIGSEGV with vhost-user and MSI-X under TCG.
 #   3. A Debian kernel for the guests, unpacked to the vmlinux that boots about a second faster, and its modules.
 #   4. An initramfs with the few programs the tests run inside a guest.
+#   5. A disk that boots: GRUB, the kernel, and the same programs with fio.
 #
-# 2 to 4 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+# 2 to 5 install nothing on the machine: packages are fetched with a private apt state from the archive that the
 # machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
-# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=.
+# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
@@ -32,7 +33,7 @@ sum() { cat "$@" | sha256sum | cut -c1-16; }
 
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
 packages=(dpdk qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
-          cpio zstd lz4 xz-utils kmod binutils valgrind)
+          cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind)
 missing=()
 for p in "${packages[@]}"; do
     [ -e "/var/lib/dpkg/info/$p.list" ] || [ -e "/var/lib/dpkg/info/$p:amd64.list" ] || missing+=("$p")
@@ -86,11 +87,27 @@ if ! stamp "$g/initrd.stamp" "$want"; then
     echo "$want" > "$g/initrd.stamp"
 fi
 
+# --- 5. disk ---------------------------------------------------------------------------------------------------------
+want="disk tools $GUEST_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/disk.sh")"
+if ! stamp "$g/disk-tools/.stamp" "$want"; then
+    say "fetching fio and GRUB from Debian $GUEST_SUITES"
+    "$here/scripts/disk.sh" fetch "$g/disk-tools" "$GUEST_SUITES"
+    echo "$want" > "$g/disk-tools/.stamp"
+fi
+want="disk $(sum "$here/guest/cmdline" "$here/guest/early" "$g/disk-tools/.stamp" "$g/initrd.stamp")"
+if ! stamp "$g/disk.stamp" "$want"; then
+    say "building the guests' disk"
+    "$here/scripts/disk.sh" build "$g/disk-tools" "$g/kernel" "$g/initrd.cpio" "$here/guest/cmdline" "$here/guest/early" \
+        "$g/disk.raw"
+    echo "$want" > "$g/disk.stamp"
+fi
+
 rm -rf "$BUILD_DIR/apt"
 cat > "$g/env.new" <<E
 QEMU=$qemu
 KERNEL=$g/kernel/vmlinux
 KERNEL_VERSION=$(cat "$g/kernel/version")
 INITRD=$g/initrd.cpio
+DISK=$g/disk.raw
 E
 mv "$g/env.new" "$g/env"

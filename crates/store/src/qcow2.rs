@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use imago::format::PreallocateMode;
 use imago::{FormatAccess, Mapping};
 use parking_lot::RwLock;
+use rustix::fs::{FallocateFlags, fallocate};
 
 pub use check::Report;
 pub(crate) use check::check;
@@ -236,13 +237,13 @@ impl Qcow2 {
     pub fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.take_away(offset, len, |access, run, own, offset, len| match run {
             // What this image does not hold takes no space in it.
-            Run::Data if own => access.discard_to_any(offset, len),
-            _ => Ok(()),
+            Run::Data if own => access.discard_to_any(offset, len).map(|()| true),
+            _ => Ok(false),
         })
     }
 
     /// The `len` bytes at `offset` read as zeroes from now on; their space is given back if
-    /// `may_unmap`.
+    /// `may_unmap`, that of whole clusters.
     ///
     /// Waits for all other slow calls.
     ///
@@ -250,9 +251,9 @@ impl Qcow2 {
     /// As [`write`](Self::write).
     pub fn write_zeroes(&self, offset: u64, len: u64, may_unmap: bool) -> io::Result<()> {
         self.take_away(offset, len, |access, run, _, offset, len| match run {
-            Run::Zero => Ok(()),
-            Run::Data if may_unmap => access.discard_to_zero(offset, len),
-            Run::Data => access.write_zeroes(offset, len),
+            Run::Zero => Ok(false),
+            Run::Data if may_unmap => access.discard_to_zero(offset, len).map(|()| true),
+            Run::Data => access.write_zeroes(offset, len).map(|()| false),
         })
     }
 
@@ -297,12 +298,13 @@ impl Qcow2 {
         self.own_file()?.sync_data()
     }
 
-    /// Calls `each` for every run of the range that is data or zeroes as a whole, alone.
+    /// Calls `each` for every run of the range that is data or zeroes as a whole, alone. It says
+    /// whether the run is not needed any more.
     fn take_away(
         &self,
         mut offset: u64,
         len: u64,
-        each: impl Fn(&mut FormatAccess<Storage>, Run, bool, u64, u64) -> io::Result<()>,
+        each: impl Fn(&mut FormatAccess<Storage>, Run, bool, u64, u64) -> io::Result<bool>,
     ) -> io::Result<()> {
         self.writable()?;
         self.inside(offset, len)?;
@@ -311,10 +313,42 @@ impl Qcow2 {
         let end = offset + len;
         while offset < end {
             let (run, own, len) = run(&access, offset, end - offset)?;
-            each(&mut access, run, own, offset, len)?;
+            let place = if own { place(&access, offset)? } else { None };
+            if each(&mut access, run, own, offset, len)?
+                && let Some(place) = place
+            {
+                self.punch(&access, offset, len, place)?;
+            }
             offset += len;
         }
         access.flush()
+    }
+
+    /// Gives the host the space of the whole clusters among `len` bytes at `offset`, which were at
+    /// `place` of this image's own file and are zeroes now. imago only notes that they are free.
+    ///
+    /// Nobody gets these clusters before: that takes the lock of the caller. If the host dies before
+    /// the tables are on the disk, they lead to zeroes still.
+    fn punch(
+        &self,
+        access: &FormatAccess<Storage>,
+        offset: u64,
+        len: u64,
+        place: u64,
+    ) -> io::Result<()> {
+        let begin = offset.next_multiple_of(1 << self.cluster_bits);
+        let end = (offset + len) >> self.cluster_bits << self.cluster_bits;
+        if begin >= end
+            || !matches!(run(access, begin, end - begin)?, (Run::Zero, _, n) if n == end - begin)
+        {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match fallocate(self.own_file()?, flags, place + (begin - offset), end - begin) {
+            // A file system without holes: the clusters are used again.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// Lets the map know where the bytes are; the first time that of all around them.
@@ -412,6 +446,14 @@ pub(crate) enum Run {
     Data,
     /// It reads as zeroes without having bytes.
     Zero,
+}
+
+/// Where in its file the byte at `offset` is, if it is plain data.
+fn place(access: &FormatAccess<Storage>, offset: u64) -> io::Result<Option<u64>> {
+    Ok(match access.get_mapping(offset, 1)?.0 {
+        Mapping::Raw { offset, .. } => Some(offset),
+        _ => None,
+    })
 }
 
 /// What the bytes at `offset` are, whether in the top image of the chain, and how many of at most

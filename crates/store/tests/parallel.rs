@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::RwLock;
 
 use common::{Place, name, pattern, qemu_img, read, write};
@@ -69,6 +70,39 @@ fn the_slow_way_teaches_the_direct_one() {
     model[131_072..196_608].copy_from_slice(&read(&image, 131_072, 65536, false).0);
     disk.resize(SIZE).unwrap();
     assert!(disk.direct(0, 512, false).is_none());
+    drop(image);
+    qemu_img_finds(&place, &model);
+}
+
+#[test]
+fn what_is_not_needed_takes_no_space_on_the_host() {
+    let place = Place::new();
+    let image = clone(&place);
+    let Image::Qcow2(disk) = &image else { unreachable!() };
+    let mut model = pattern(1, SIZE as usize);
+    let allocated = || std::fs::metadata(place.file("disk", Format::Qcow2)).unwrap().blocks() * 512;
+    write(&image, 0, &pattern(2, 8 << 20), false);
+    model[..8 << 20].copy_from_slice(&pattern(2, 8 << 20));
+    let full = allocated();
+    assert!(full > 8 << 20, "{full}");
+    // Cut in the middle of clusters: of those, the rest is still there.
+    let (begin, end) = ((1 << 20) + 4096, (5 << 20) + 512);
+    disk.discard(begin as u64, (end - begin) as u64).unwrap();
+    model[begin..end].copy_from_slice(&read(&image, begin as u64, end - begin, false).0);
+    let after = allocated();
+    assert!(after + (3 << 20) + (7 << 17) <= full, "{after} of {full}");
+    disk.write_zeroes(6 << 20, 1 << 20, true).unwrap();
+    model[6 << 20..7 << 20].fill(0);
+    assert!(allocated() + (1 << 20) <= after, "{} of {after}", allocated());
+    // The clusters are used again, with nothing else in the way.
+    let data = pattern(3, 2 << 20);
+    write(&image, 2 << 20, &data, false);
+    model[2 << 20..4 << 20].copy_from_slice(&data);
+    // What is kept ready is not given back.
+    let kept = allocated();
+    disk.write_zeroes(2 << 20, 1 << 20, false).unwrap();
+    model[2 << 20..3 << 20].fill(0);
+    assert_eq!(allocated(), kept);
     drop(image);
     qemu_img_finds(&place, &model);
 }

@@ -1,5 +1,5 @@
 #!/bin/bash
-# kernel.sh DEST SUITES: a Debian cloud kernel: DEST/vmlinux, DEST/lib/modules/VERSION, DEST/version.
+# kernel.sh DEST SUITES: a Debian cloud kernel: DEST/vmlinux, DEST/vmlinuz, DEST/lib/modules/VERSION, DEST/version.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 dest=$1 suites=$2
@@ -37,5 +37,7 @@ case $(head -c 4 "$dest/payload" | od -An -tx1 | tr -d " \n") in
 esac
 $unpack < "$dest/payload" > "$dest/vmlinux"
 [ "$(head -c 4 "$dest/vmlinux" | od -An -tx1 | tr -d ' ')" = 7f454c46 ] || { echo "kernel.sh: $bz: no ELF inside" >&2; exit 1; }
+# As it was, for guests that boot from a disk.
+cp "$bz" "$dest/vmlinuz"
 rm -rf "$dest/payload" "$dest/boot" "$dest/usr/share"
 echo "$version" > "$dest/version"

@@ -25,6 +25,8 @@ pub struct Assets {
     pub kernel_version: String,
     /// The guests' initramfs; the test program `peer` is in it when cargo built it.
     pub initrd: PathBuf,
+    /// A disk, raw, that a guest's firmware boots: the same programs, and fio.
+    pub disk: PathBuf,
 }
 
 /// The top of the source tree.
@@ -67,6 +69,7 @@ pub fn get() -> Result<&'static Assets> {
         kernel: get("KERNEL")?.into(),
         kernel_version: get("KERNEL_VERSION")?.into(),
         initrd,
+        disk: get("DISK")?.into(),
         build_dir,
     };
     Ok(ASSETS.get_or_init(|| assets))

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use api::{Port, PortState};
+use api::{Disk, Image, Port, PortState};
 use tempfile::TempDir;
 
+use crate::assets::Assets;
 use crate::process::{Process, output, pause, tail, wait_for};
 use crate::{Context, Result, argv, assets, bail, ensure};
 
@@ -257,6 +258,35 @@ impl Hayate {
         let mut all = self.ports()?;
         let at = all.iter().position(|p| p.name.as_str() == name);
         Ok(all.swap_remove(at.context(|| format!("no port {name}"))?))
+    }
+
+    /// One disk.
+    ///
+    /// # Errors
+    /// When the command fails or prints something else than the published type.
+    pub fn disk(&self, name: &str) -> Result<Disk> {
+        let text = self.cli(&format!("disk show {name} --json"))?;
+        serde_json::from_str(&text).context(|| format!("disk show --json printed {text}"))
+    }
+
+    /// One image.
+    ///
+    /// # Errors
+    /// As [`Hayate::disk`].
+    pub fn image(&self, name: &str) -> Result<Image> {
+        let text = self.cli(&format!("image show {name} --json"))?;
+        serde_json::from_str(&text).context(|| format!("image show --json printed {text}"))
+    }
+
+    /// What QEMU, that of the tests, needs for a disk; `more` are further options.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn disk_qemu(&self, assets: &Assets, name: &str, more: &str) -> Result<Vec<String>> {
+        let version: Vec<&str> = assets.qemu_version.split('.').take(2).collect();
+        let version = version.join(".");
+        let text = self.cli(&format!("disk qemu {name} --qemu-version {version} {more}"))?;
+        Ok(text.split_whitespace().map(String::from).collect())
     }
 
     /// Waits until a port is in this state.

@@ -112,6 +112,9 @@ fn value_of(property: &Value) -> String {
         Some(Value::Array(many)) => many.iter().filter_map(Value::as_str).collect(),
         _ => Vec::new(),
     };
+    if types.contains(&"boolean") {
+        return "`true`, `false`".to_owned();
+    }
     if types.contains(&"integer") {
         return match (property.get("minimum"), property.get("maximum")) {
             (Some(low), Some(high)) => format!("{low} to {high}"),

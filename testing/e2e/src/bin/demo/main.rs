@@ -1,10 +1,11 @@
-//! The demo: two real guests and the host on one network of hayate, with traffic both ways.
+//! The demo: two real guests and the host on one network of hayate, with traffic both ways. The
+//! guests boot from disks that hayate serves, thin clones of one image.
 //!
 //! It makes a network namespace of its own for the host's end, so that nothing of the machine's own
 //! network is touched, and leaves nothing behind, whether it succeeds, fails or is interrupted.
 //! With `KEEP=1` everything goes on running and it says how to log in and how to stop it.
 //! The exit status says whether all was well: no lost ping, traffic each way, every frame accounted
-//! for.
+//! for, a file that is there after a reboot.
 
 mod screen;
 
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use api::{Port, PortState};
+use api::{Image, Port, PortState};
 use e2e::accel::{self, Accel};
 use e2e::assets::{self, Assets};
 use e2e::cpu::{Window, percent_over};
@@ -28,6 +29,8 @@ use screen::Screen;
 
 const NETWORK: &str = "demo";
 const GUESTS: [&str; 2] = ["vm1", "vm2"];
+/// The image that the guests' disks are clones of.
+const SYSTEM: &str = "system";
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 /// Seconds of each iperf3 run.
 const SECONDS: u32 = 4;
@@ -36,7 +39,7 @@ fn main() -> ExitCode {
     catch_signals();
     let screen = Screen::new();
     let keep = std::env::var("KEEP").is_ok_and(|v| !v.is_empty() && v != "0");
-    screen.title("hayate: two guests and the host on one network");
+    screen.title("hayate: two guests and the host on one network, and the guests' disks");
     match demo(screen, keep) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupted() => {
@@ -70,6 +73,17 @@ struct Findings {
     tcp: [Rate; 2],
     udp: [Rate; 2],
     host_tcp: [Rate; 2],
+    disk: DiskFindings,
+}
+
+/// What was seen of the disks.
+struct DiskFindings {
+    /// The image, and the clones of it that the guests wrote.
+    images: [Image; 3],
+    /// MB/s of the first guest: written, read.
+    rates: [f64; 2],
+    /// Seconds of its reboot.
+    reboot: f64,
 }
 
 fn demo(screen: Screen, keep: bool) -> Result<()> {
@@ -101,7 +115,9 @@ fn demo(screen: Screen, keep: bool) -> Result<()> {
         drop((host, dir));
         Ok(((), "guests, daemon, namespace and files are gone".into()))
     })?;
-    screen.good("\n  All well: every ping answered, every frame delivered or counted.\n");
+    screen.good(
+        "\n  All well: every ping answered, every frame delivered or counted, the file survived.\n",
+    );
     screen.line("  `make demo KEEP=1` leaves it running for you to look around.\n");
     Ok(())
 }
@@ -129,10 +145,21 @@ fn start(screen: Screen, assets: &Assets, accel: Accel) -> Result<Lab> {
         netns.ip("link set host up")?;
         Ok(((), format!("{NETWORK}, with ports vm1 and vm2 (vhost-user) and host (TAP)")))
     })?;
-    let guests = screen.step("boot two guests", || {
+    screen.step("disks", || {
+        hayate.cli(&format!("image import {} {SYSTEM} --format raw", assets.disk.display()))?;
+        for vm in GUESTS {
+            hayate.cli(&format!("image clone {SYSTEM} {vm}"))?;
+            hayate.cli(&format!("disk add {vm} --image {vm} --vm {vm}"))?;
+        }
+        let [image, one, two] = images(&hayate)?.map(|image| bytes(image.allocated));
+        Ok(((), format!("image {SYSTEM} takes {image}, its clones vm1 and vm2 {one} and {two}")))
+    })?;
+    let guests = screen.step("boot from their disks", || {
         let boot = |i: usize| {
             let socket = dir.path().join(format!("{}.sock", GUESTS[i]));
             let mut config = Config::new(GUESTS[i]).nic(Nic::new(&socket, 1));
+            config.boots_from_disk = true;
+            config.more = hayate.disk_qemu(assets, GUESTS[i], "")?;
             config.nics[0].mac = format!("52:54:00:77:00:0{}", i + 1);
             config.accel = Some(accel);
             config.lasting = true;
@@ -202,7 +229,48 @@ fn measure(screen: Screen, lab: &mut Lab, accel: Accel) -> Result<Findings> {
         run(host, a, ADDRESSES[0], "", "TCP host -> vm1")?,
         run(a, host, "10.77.0.254", "", "TCP vm1 -> host")?,
     ];
-    Ok(Findings { quiet, tcp_cpu, udp_cpu, ping: pings, host_ping, tcp, udp, host_tcp })
+    let disk = measure_disk(screen, lab)?;
+    Ok(Findings { disk, quiet, tcp_cpu, udp_cpu, ping: pings, host_ping, tcp, udp, host_tcp })
+}
+
+/// A guest writes a file to its disk and reads it, reboots, and reads it again.
+fn measure_disk(screen: Screen, lab: &mut Lab) -> Result<DiskFindings> {
+    const MEGABYTES: u32 = 64;
+    let guest = &mut lab.guests[0];
+    let mut rates = [0.0; 2];
+    let sum = screen.step("vm1 writes a file", || {
+        let seconds = |guest: &mut Guest, command: &str| -> Result<f64> {
+            let took = guest.sh(&format!(
+                "read a b </proc/uptime; {command}; read c d </proc/uptime; echo $a $c"
+            ))?;
+            let times: Vec<f64> = took.split_whitespace().filter_map(|t| t.parse().ok()).collect();
+            ensure!(times.len() == 2, "{command}: {took}");
+            Ok(times[1] - times[0])
+        };
+        guest.sh("dd if=/dev/urandom of=/tmp/file bs=1M count=64 2>/dev/null")?;
+        let writing = "dd if=/tmp/file of=/root/file bs=1M conv=fsync 2>/dev/null";
+        let reading = "dd if=/root/file of=/dev/null bs=1M iflag=direct 2>/dev/null";
+        for (rate, command) in rates.iter_mut().zip([writing, reading]) {
+            *rate = f64::from(MEGABYTES) * 1.048_576 / seconds(guest, command)?.max(0.01);
+        }
+        let sum = guest.sh("sha256sum /root/file; rm /tmp/file")?;
+        let [wrote, read] = rates;
+        Ok((sum, format!("{MEGABYTES} MiB, {wrote:.0} MB/s, and reads it, {read:.0} MB/s")))
+    })?;
+    let reboot = screen.step("vm1 reboots", || {
+        let seconds = guest.reboot()?;
+        let again = guest.sh("sha256sum /root/file")?;
+        ensure!(again == sum, "the file was {sum}, after the reboot it is {again}");
+        guest.sh(&format!("ip addr add {}/24 dev eth0; ip link set eth0 up", ADDRESSES[0]))?;
+        Ok((seconds, format!("in {seconds:.1} s, and finds its file, byte for byte")))
+    })?;
+    Ok(DiskFindings { images: images(&lab.hayate)?, rates, reboot })
+}
+
+/// The image that was imported, and its clones.
+fn images(hayate: &Hayate) -> Result<[Image; 3]> {
+    let [one, two] = GUESTS;
+    Ok([hayate.image(SYSTEM)?, hayate.image(one)?, hayate.image(two)?])
 }
 
 fn summary(screen: Screen, lab: &Lab, f: &Findings, ports: &[Port], balance: &Balance) {
@@ -228,6 +296,23 @@ fn summary(screen: Screen, lab: &Lab, f: &Findings, ports: &[Port], balance: &Ba
     );
     let boots = lab.guests.each_ref().map(|g| format!("{} {:.1} s", g.name(), g.boot_seconds));
     screen.row("boot", &[boots.join(", ")]);
+    let DiskFindings { images: [system, one, two], rates: [wrote, read], reboot } = &f.disk;
+    screen.row(
+        "disks",
+        &[format!(
+            "image {} of {}; written by vm1 {}, by vm2 {}",
+            bytes(system.allocated),
+            bytes(system.size),
+            bytes(one.allocated),
+            bytes(two.allocated)
+        )],
+    );
+    screen.row(
+        "",
+        &[format!(
+            "vm1 wrote {wrote:.0} MB/s, read {read:.0} MB/s, kept its file over a reboot of {reboot:.1} s"
+        )],
+    );
     for p in ports.iter().filter(|p| GUESTS.contains(&p.name.as_str())) {
         let offload = |n: &&String| {
             n.contains("csum")
@@ -328,6 +413,7 @@ fn keep_running(screen: Screen, mut lab: Lab) -> Result<()> {
     screen.row("from the host's end", &[format!("ip netns exec {ns} ping {}", ADDRESSES[0])]);
     let command = format!("{} --run-dir {}", lab.hayate.binary().display(), dir.display());
     screen.row("ask hayate", &[format!("{command} show")]);
+    screen.row("", &[format!("{command} image list")]);
     screen.row("stop and remove all", &[stop.display().to_string()]);
     screen.line("");
     let _ = lab.dir.keep();
@@ -349,6 +435,11 @@ fn stop_script(dir: &Path, netns: &str, pids: [u32; 3]) -> String {
          for p in {pids}; do ours $p && kill -9 $p; done\n\
          ip netns del {netns}\nrm -rf '{dir}'\necho 'stopped and removed'\n"
     )
+}
+
+/// Bytes in the next smaller unit.
+fn bytes(n: u64) -> String {
+    if n >= 10 << 20 { format!("{} MiB", n >> 20) } else { format!("{} KiB", n >> 10) }
 }
 
 fn bits(per_second: f64) -> String {
