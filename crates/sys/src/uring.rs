@@ -161,11 +161,14 @@ impl<J: Job> Ring<J> {
         }
     }
 
-    /// Whether [`Ring::ended`] has something after a submit. No system call.
+    /// Whether a submit would begin something, or [`Ring::ended`] have something after it. No system
+    /// call.
     #[inline]
     pub fn ready(&mut self) -> bool {
         self.in_flight() > 0
-            && (!self.ring.completion().is_empty() || self.ring.submission().taskrun())
+            && (self.unsubmitted > 0
+                || !self.ring.completion().is_empty()
+                || self.ring.submission().taskrun())
     }
 
     /// The next job that has ended, and its result.

@@ -160,6 +160,7 @@ fn a_sleeper_is_told_by_the_descriptor() {
     let mut ring = Ring::new(8).unwrap();
     let read = Operation::Read { offset: u64::MAX };
     assert!(ring.push(read, Owned::new(&reader, &[4], 0, 0)).is_ok());
+    assert!(ring.ready(), "it has not begun");
     ring.submit().unwrap();
     assert!(!ring.ready());
     // While it waits, most likely: that must wake it, and so must what came before.
