@@ -4,6 +4,7 @@
 
 mod common;
 
+use blkclient::{Client, Wait};
 use common::{Daemon, until};
 use serde_json::Value;
 use std::fs;
@@ -259,6 +260,27 @@ fn a_snapshot_is_taken_under_a_guest_that_writes() {
             }
             daemon.ok(&format!("image check {format}{name}"));
         }
+    }
+}
+
+#[test]
+fn a_front_end_by_others_finds_what_it_wrote() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("image create web --size 8M --format qcow2");
+    daemon.ok("disk add web --image web --queues 4");
+    let shape = blkclient::Shape { queues: 4, slots: 8, buffer: 1 << 16, wait: Wait::Event };
+    let socket = daemon.run_dir.join("disks/web.sock");
+    let mut client = Client::connect(&socket, shape).unwrap();
+    assert_eq!(client.capacity(), 8 << 20);
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at >> 9) as u8).collect();
+    for (at, piece) in (0..).step_by(1 << 16).zip(data.chunks(1 << 16)) {
+        client.write(at, piece).unwrap();
+    }
+    client.flush().unwrap();
+    let mut back = vec![0; 1 << 16];
+    for (at, piece) in (0..).step_by(1 << 16).zip(data.chunks(1 << 16)) {
+        client.read(at, &mut back).unwrap();
+        assert!(back == piece, "{at}");
     }
 }
 

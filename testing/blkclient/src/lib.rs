@@ -31,8 +31,9 @@ use virtio_driver::{
 
 /// How long a device may be silent while it has requests.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Where the buffers are in the guest's memory; rings are where this process has them, far above.
-const BUFFERS: u64 = 1 << 30;
+/// Where the buffers are in the guest's memory. Rings are where this process has them, at the end of
+/// its address space: within 16 TiB, more than which a device may refuse.
+const BUFFERS: u64 = 0x7800_0000_0000;
 /// Alignment of each buffer, bytes: what direct I/O asks for.
 const ALIGN: u32 = 4096;
 /// Descriptors of a request: header, data, status.

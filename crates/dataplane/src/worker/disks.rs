@@ -17,6 +17,8 @@ use crate::mailbox::Mailbox;
 
 /// Requests the ring takes between two system calls.
 const ENTRIES: u32 = 256;
+/// Time between two offers of the CPU to the kernel's own threads, in nanoseconds.
+const GIVE_WAY: u64 = 20_000;
 
 /// What a worker serves disks with.
 pub(super) struct Disks {
@@ -29,11 +31,13 @@ pub(super) struct Disks {
     /// For what may wait.
     runtime: Handle,
     epoch: Instant,
+    /// When the CPU was offered, in nanoseconds.
+    gave_way: u64,
 }
 
 impl Disks {
     pub(super) fn new(runtime: Handle, epoch: Instant) -> Self {
-        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch }
+        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch, gave_way: 0 }
     }
 
     /// Whether a pass would find something. `now` in nanoseconds.
@@ -102,6 +106,20 @@ impl Disks {
         ended
     }
 
+    /// Lets threads of the kernel run that work for the ring on this CPU: a flush, or the first write
+    /// after a file's time has moved on. They would wait for the end of this worker's time slice
+    /// otherwise, milliseconds. Without such a thread it costs a system call.
+    fn give_way(&mut self) {
+        if self.ring.as_ref().is_none_or(|ring| ring.in_flight() == 0) {
+            return;
+        }
+        let now = self.now();
+        if now.saturating_sub(self.gave_way) >= GIVE_WAY {
+            self.gave_way = now;
+            rustix::thread::sched_yield();
+        }
+    }
+
     /// Shows guests what has ended.
     fn close(&mut self) {
         for disk in self.live.iter_mut().flatten() {
@@ -114,10 +132,13 @@ impl Worker {
     /// One pass over the disks; returns the requests taken and ended.
     #[inline]
     pub(super) fn pass_disks(&mut self) -> usize {
-        if self.disks.count == 0 || !(self.disks.waiting() || self.disk_due()) {
+        if self.disks.count == 0 {
             return 0;
         }
-        self.disks.pass(&self.shared.mailbox)
+        let due = self.disks.waiting() || self.disk_due();
+        let done = if due { self.disks.pass(&self.shared.mailbox) } else { 0 };
+        self.disks.give_way();
+        done
     }
 
     /// Whether a request that waited for its disk's limits may go on.
