@@ -99,6 +99,7 @@ impl<J: Job> Ring<J> {
             .setup_taskrun_flag()
             .setup_cqsize(entries.saturating_mul(4))
             .build(entries)?;
+        keep_threads_here(&ring);
         let wake = EventFd::new()?;
         ring.submitter().register_eventfd(wake.as_fd().as_raw_fd())?;
         Ok(Ring { ring, wake, jobs: Vec::new(), free: Vec::new(), unsubmitted: 0 })
@@ -215,6 +216,18 @@ impl<J: Job> Drop for Ring<J> {
         }
         // Memory the kernel may still use is never given back.
         self.jobs.drain(..).for_each(std::mem::forget);
+    }
+}
+
+/// Has threads that the kernel makes for the ring run where this thread may: elsewhere they would
+/// wait for whoever polls there. A kernel that refuses lets them run anywhere.
+fn keep_threads_here(ring: &IoUring) {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is as long as is said; 0 is the calling thread.
+    let known = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    if known == 0 {
+        let _ = ring.submitter().register_iowq_aff(&set);
     }
 }
 
