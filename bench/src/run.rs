@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
         let place = self.options.cpus;
         let size = memory_size(&self.cells);
         let mut pages = HugePages::new();
-        let _urgent = Urgent::new();
+        let urgent = Urgent::new();
         let probe =
             Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
         let rounds = if self.cells.is_empty() { 0 } else { self.options.rounds };
@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
                 self.write()?;
             }
         }
-        drop(pages);
+        drop((pages, urgent));
         if self.disks.any() {
             let mut bench = self.disks.bench()?;
             for round in 0..self.options.rounds {

@@ -33,7 +33,8 @@ sum() { cat "$@" | sha256sum | cut -c1-16; }
 
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
 packages=(dpdk qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
-          cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind)
+          cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind
+          libfabric-dev pkg-config)
 missing=()
 for p in "${packages[@]}"; do
     [ -e "/var/lib/dpkg/info/$p.list" ] || [ -e "/var/lib/dpkg/info/$p:amd64.list" ] || missing+=("$p")

@@ -11,7 +11,7 @@ use super::cell::{Job, Medium};
 use super::load::LoadError;
 use super::window::{LENGTH, SETTLE};
 use crate::sched;
-use crate::sut::process::Process;
+use crate::sut::process::{Process, Rank};
 use crate::window::RoundTrips;
 
 /// Between two looks at the CPU time of a process.
@@ -128,7 +128,8 @@ pub fn run(
     let fio = |error: crate::sut::SutError| LoadError::Fio(error.to_string());
     let log = file.with_extension("fio");
     let command = command(job, file, size, medium, cpu);
-    let mut process = Process::start("fio", &command, &[], &log, None).map_err(fio)?;
+    let mut process =
+        Process::start("fio", Rank::Ordinary, &command, &[], &log, None).map_err(fio)?;
     let (start, mut looks) = (Instant::now(), Vec::new());
     while process.alive() && start.elapsed() < LATE {
         looks.push((start.elapsed(), sched::cpu_time_of_threads(process.pid())));

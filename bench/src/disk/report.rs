@@ -150,7 +150,8 @@ fn about(text: &mut String, disks: &Disks) -> std::fmt::Result {
          that of all threads of the back end, those of io_uring in the kernel too: for a million \
          requests in seconds, and in per cent of one CPU. A latency is from making the request \
          available to finding its answer. MB are 10⁶ bytes. Figures are medians over windows of one \
-         regime (smallest-largest, number of windows), ratios medians over the rounds.\n",
+         regime (smallest-largest, number of windows), ratios medians over the rounds \
+         (smallest-largest).\n",
         disks.size >> 20
     )
 }
@@ -191,7 +192,10 @@ fn ratio(row: &Row<'_>, system: System, value: Value) -> String {
     match system {
         System::Hayate if row.figure(system, value).is_some() => "1".to_owned(),
         System::Hayate => "-".to_owned(),
-        _ => row.ratio(system, value).map_or("-".to_owned(), |s| format!("{:.2}", s.median)),
+        _ => row.ratio(system, value).map_or("-".to_owned(), |s| match s.n {
+            1 => format!("{:.2}", s.median),
+            _ => format!("{:.2} ({:.2}-{:.2})", s.median, s.min, s.max),
+        }),
     }
 }
 

@@ -1,4 +1,7 @@
 //! Rounds in which every back end has its turn at each cell, right after one another.
+//!
+//! Nothing here is urgent to the scheduler: the kernel's threads that complete what is read and
+//! written would have to wait for it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -297,13 +300,12 @@ impl<'a> Run<'a> {
         if backend.alive() { Ok(taken) } else { Err("it ended in the middle".to_owned()) }
     }
 
-    /// Does something on a thread of its own, before others, on the guests' CPU.
+    /// Does something on a thread of its own on the guests' CPU.
     fn beside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let work = || {
                 // Without them the windows do not count, which shows.
                 let _ = sys::affinity::pin_current_thread(self.options.cpus.guests);
-                let _ = rustix::process::setpriority_process(None, -20);
                 work()
             };
             match scope.spawn(work).join() {

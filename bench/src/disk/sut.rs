@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::cell::{Cell, Medium, QUEUES};
 use super::load::Random;
 use crate::sched;
-use crate::sut::process::{Process, run};
+use crate::sut::process::{Process, Rank, run};
 use crate::sut::{SutError, hayate, install};
 
 /// What can be measured.
@@ -239,7 +239,8 @@ pub fn qsd(disks: Disks<'_>, aio: Aio, cpu: usize) -> Result<Backend, SutError> 
         sockets.push(socket);
     }
     let log = dir.path().join("log");
-    let mut process = Process::start("qemu-storage-daemon", &command, &[], &log, None)?;
+    let mut process =
+        Process::start("qemu-storage-daemon", Rank::Ordinary, &command, &[], &log, None)?;
     process.wait_for(30, || sockets.iter().all(|socket| socket.exists()).then_some(()))?;
     Ok(Backend { sockets, file, process, _dir: dir })
 }
@@ -271,7 +272,7 @@ pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutErr
     let command = [&program, "daemon", "--run-dir", &run_text, "--cpus", &cpu, "--log", "warn"];
     let command = command.map(str::to_owned);
     let log = dir.path().join("log");
-    let mut process = Process::start("hayate daemon", &command, &[], &log, None)?;
+    let mut process = Process::start("hayate daemon", Rank::Ordinary, &command, &[], &log, None)?;
     let command = |words: &[&str]| {
         let start = [program.as_str(), "--run-dir", &run_text];
         run(&[start.as_slice(), words].concat(), &[])

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::meter::Meter;
-use super::process::{Process, run};
+use super::process::{Process, Rank, run};
 use super::router::Namespace;
 use super::stranger::Stranger;
 use super::{Running, SutError, Topology, directory};
@@ -46,7 +46,14 @@ pub(super) fn start(
         "warn",
     ];
     let log = dir.path().join("log");
-    let mut daemon = Process::start("hayate daemon", &command.map(str::to_owned), &[], &log, None)?;
+    let mut daemon = Process::start(
+        "hayate daemon",
+        Rank::Urgent,
+        &command.map(str::to_owned),
+        &[],
+        &log,
+        None,
+    )?;
     let hayate = |words: &[&str]| {
         let mut command = vec![program.as_str(), "--run-dir", &run_dir];
         command.extend(words);
@@ -152,7 +159,7 @@ fn agent(
     let inside = ["ip", "netns", "exec", &router.name, "taskset", "-c", &guests];
     let run = [&agent, "run", "--channel", channel, "--status-socket", &status];
     let command: Vec<String> = inside.iter().chain(&run).map(|&word| word.to_owned()).collect();
-    Process::start("hayate-agent", &command, &[], &dir.join(file("log")), None)
+    Process::start("hayate-agent", Rank::Urgent, &command, &[], &dir.join(file("log")), None)
 }
 
 /// This program; HAYATE_BIN names another one, for comparing two builds.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::meter::Meter;
-use super::process::{Process, run};
+use super::process::{Process, Rank, run};
 use super::{Running, SutError, Topology, directory};
 use crate::generator::frames::{gateway, mac};
 use crate::place::Place;
@@ -32,8 +32,14 @@ pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Run
     let guests = place.guests.to_string();
     let pinned = ["taskset", "-c", guests.as_str()];
     let command = [pinned.as_slice(), &["ovsdb-server", &file, &passive]].concat();
-    let mut database =
-        Process::start("ovsdb-server", &owned(&command), &env, &at.join("db.log"), None)?;
+    let mut database = Process::start(
+        "ovsdb-server",
+        Rank::Urgent,
+        &owned(&command),
+        &env,
+        &at.join("db.log"),
+        None,
+    )?;
     database.wait_for(20, || socket.exists().then_some(()))?;
 
     let db = format!("--db={remote}");
@@ -62,8 +68,14 @@ pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Run
     let control = text(at.join("vswitchd.ctl"));
     let control_at = format!("--unixctl={control}");
     let command = [pinned.as_slice(), &[SWITCH, &remote, &pid_file, &control_at]].concat();
-    let mut switch =
-        Process::start("ovs-vswitchd", &owned(&command), &env, &at.join("vswitchd.log"), None)?;
+    let mut switch = Process::start(
+        "ovs-vswitchd",
+        Rank::Urgent,
+        &owned(&command),
+        &env,
+        &at.join("vswitchd.log"),
+        None,
+    )?;
 
     vsctl(&["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])?;
     if topology.macs > 2048 {

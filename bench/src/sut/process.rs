@@ -15,6 +15,16 @@ use crate::sched::Thread;
 /// How long a process may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What a program is to the scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rank {
+    /// Before others.
+    Urgent,
+    /// One like any: the kernel's own threads, which complete what is read and written, are not
+    /// kept from their work by who waits for it.
+    Ordinary,
+}
+
 /// A process; ended when dropped.
 pub struct Process {
     name: String,
@@ -25,13 +35,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program, urgent to the scheduler, with its output in a file. Standard input stays
-    /// open if it has a `farewell`, to be written there at the end.
+    /// Starts a program with its output in a file. Standard input stays open if it has a `farewell`,
+    /// to be written there at the end.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(
         name: &str,
+        rank: Rank,
         command: &[String],
         env: &[(&str, &Path)],
         log: &Path,
@@ -43,8 +54,9 @@ impl Process {
         let stdin = if farewell.is_some() { Stdio::piped() } else { Stdio::null() };
         // Should this program be killed, the switch goes too.
         let mut start = Command::new("setpriv");
+        let nice = if rank == Rank::Urgent { "-20" } else { "0" };
         start
-            .args(["--pdeathsig", "TERM", "nice", "-n", "-20"])
+            .args(["--pdeathsig", "TERM", "nice", "-n", nice])
             .args(command)
             .envs(env.iter().copied());
         // A group of its own: Ctrl-C is for this program, which then ends the others in order.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::meter::Meter;
-use super::process::Process;
+use super::process::{Process, Rank};
 use super::{Running, SutError, Topology, directory};
 use crate::place::Place;
 
@@ -57,7 +57,8 @@ pub(super) fn start(topology: &Topology, place: Place) -> Result<Running, SutErr
         command.extend([format!("--max-pkt-len={frame}"), format!("--mbuf-size={}", frame + 512)]);
     }
     let log = dir.path().join("log");
-    let mut process = Process::start("dpdk-testpmd", &command, &[], &log, Some("quit"))?;
+    let mut process =
+        Process::start("dpdk-testpmd", Rank::Urgent, &command, &[], &log, Some("quit"))?;
     let thread = process.wait_ready("rte-worker", &sockets)?;
     // The sockets are there a little before forwarding starts.
     std::thread::sleep(Duration::from_millis(300));

@@ -64,6 +64,11 @@ impl Paths {
         self.disks().join(format!("{name}.writethrough"))
     }
 
+    /// The file that says to a store which disk this is.
+    pub(crate) fn session(&self, name: &api::Name) -> PathBuf {
+        self.state.join("sessions").join(name.to_string())
+    }
+
     /// File with the daemon's process number, for people and init scripts.
     pub(crate) fn pid_file(&self) -> PathBuf {
         self.run.join("hayate.pid")

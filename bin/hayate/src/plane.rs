@@ -7,7 +7,7 @@ pub(crate) mod disk;
 mod flow;
 mod router;
 
-pub(crate) use disk::{DiskHandle, DiskPlace};
+pub(crate) use disk::{DiskHandle, DiskPlace, Source, bytes as image_bytes};
 pub(crate) use flow::{Bypassed, Seen};
 pub(crate) use router::{Gone, PlaneRouter};
 

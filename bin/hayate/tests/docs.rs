@@ -19,9 +19,9 @@ const NOT_RUN: [(&str, &str, usize); 8] = [
     ("make", "the Makefile's verbs are run by those who build", 2),
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 3),
-    ("guest", "is typed in a guest", 4),
+    ("guest", "is typed in a guest, or on another host", 5),
     ("download", "needs the Internet", 1),
-    ("bench", "needs two CPUs with nothing else to do", 7),
+    ("bench", "needs two CPUs with nothing else to do", 8),
     ("libvirt", "needs libvirtd and a domain", 1),
     ("service", "needs systemd", 1),
 ];
@@ -99,6 +99,7 @@ fn script(file: &str, blocks: &[(String, usize, String)]) -> String {
          mount -t tmpfs tmpfs /var/lib\n\
          ip link set lo up\n\
          ready() { for _ in $(seq 600); do hayate show >/dev/null 2>&1 && return; sleep 0.1; done; false; }\n\
+         served() { for _ in $(seq 600); do (: < /dev/tcp/127.0.0.1/4420) 2>/dev/null && return; sleep 0.1; done; false; }\n\
          sudo() { if [ \"$1\" = -b ]; then shift; \"$@\" & else \"$@\"; fi; }\n",
     );
     for (_, line, text) in blocks {
@@ -108,8 +109,13 @@ fn script(file: &str, blocks: &[(String, usize, String)]) -> String {
             script.push('\n');
             // A person is slower than a daemon; a script is not.
             let starts = ["daemon &", ".toml &", "-b hayate daemon"];
+            let wait = |script: &mut String, what: &str| {
+                script.push_str(&format!("{{ set +x; }} 2>/dev/null; {what}; set -x\n"));
+            };
             if starts.iter().any(|start| line.trim_end().ends_with(start)) {
-                script.push_str("{ set +x; } 2>/dev/null; ready; set -x\n");
+                wait(&mut script, "ready");
+            } else if line.trim_end().ends_with(":4420 &") {
+                wait(&mut script, "served");
             }
         }
         script.push_str("{ set +x; } 2>/dev/null\n");

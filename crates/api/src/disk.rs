@@ -1,7 +1,7 @@
 //! Disks: virtio-blk devices of VMs.
 
 use crate::port::config::{check_socket, in_range};
-use crate::{ImageName, MemorySize, Name, Origin, PortState, SocketMode, Timestamp, Wrong};
+use crate::{ImageSource, MemorySize, Name, Origin, PortState, SocketMode, Timestamp, Wrong};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -41,6 +41,39 @@ impl DiskCache {
         match self {
             Self::Direct => "direct",
             Self::Host => "host",
+        }
+    }
+}
+
+/// How bytes come from a store and go there.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+pub enum Transport {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// With the requests, over TCP.
+    Tcp,
+}
+
+impl Transport {
+    /// Its name, as written in requests and files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
         }
     }
 }
@@ -113,8 +146,9 @@ impl DiskLimits {
 )]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
-    /// The image its bytes are in.
-    pub image: ImageName,
+    /// The image its bytes are in: that of this host, or `store://HOST:PORT/IMAGE`. Several
+    /// addresses with commas between are stores with the same images.
+    pub image: ImageSource,
     /// The VM it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<Name>,
@@ -140,6 +174,15 @@ pub struct DiskConfig {
     /// Worker that serves it. Default: the one with the most room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u16>,
+    /// How bytes come from and go to a store: `tcp`, or `auto` (default), the best there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// Seconds a guest waits for a store that is away before its requests fail. Default: it waits
+    /// until the store is back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    #[schemars(range(min = 1))]
+    pub store_timeout: Option<u64>,
     /// How much it may do. Default: as much as it can.
     #[serde(default, skip_serializing_if = "DiskLimits::is_none")]
     pub limits: DiskLimits,
@@ -147,7 +190,7 @@ pub struct DiskConfig {
 
 impl DiskConfig {
     /// A disk from this image with nothing else said.
-    pub fn new(image: ImageName) -> Self {
+    pub fn new(image: ImageSource) -> Self {
         Self {
             image,
             vm: None,
@@ -157,6 +200,8 @@ impl DiskConfig {
             readonly: false,
             cache: None,
             worker: None,
+            transport: None,
+            store_timeout: None,
             limits: DiskLimits::default(),
         }
     }
@@ -168,7 +213,19 @@ impl DiskConfig {
     pub fn check(&self) -> Result<(), Wrong> {
         self.socket.as_deref().map_or(Ok(()), |socket| check_socket("socket", socket))?;
         in_range("queues", self.queues, 1, MAX_DISK_QUEUES, "queues")?;
-        if self.image.is_snapshot() && !self.readonly {
+        in_range("store_timeout", self.store_timeout, 1, u64::MAX, "seconds")?;
+        if self.image.local().is_some() {
+            let only = |field| Err(Wrong::new(field, "only an image in a store has one"));
+            if self.transport.is_some() {
+                return only("transport");
+            }
+            if self.store_timeout.is_some() {
+                return only("store_timeout");
+            }
+        } else if self.cache.is_some() {
+            return Err(Wrong::new("cache", "the store has one: `hayate store serve --cache`"));
+        }
+        if self.image.name().is_snapshot() && !self.readonly {
             let message = "a snapshot cannot be written: say readonly, or make a clone of it";
             return Err(Wrong::new("image", message));
         }
@@ -210,13 +267,28 @@ pub struct DiskQueue {
     pub enabled: bool,
 }
 
+/// The connection of a disk to its store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct DiskStore {
+    /// Where it was reached last.
+    pub address: Option<String>,
+    /// Whether it is reached now. If not, the guest waits.
+    pub connected: bool,
+    /// Why it is not.
+    pub away: Option<String>,
+    /// Since when that is so.
+    pub since: Timestamp,
+    /// Connections so far.
+    pub connections: u64,
+}
+
 /// A disk as the daemon shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Disk {
     /// Its name; its first 20 bytes are its serial number in the guest.
     pub name: Name,
     /// The image its bytes are in.
-    pub image: ImageName,
+    pub image: ImageSource,
     /// The VM it belongs to.
     pub vm: Option<Name>,
     /// What it is doing.
@@ -260,6 +332,8 @@ pub struct Disk {
     pub interrupts: u64,
     /// Requests copied because the file wanted another alignment than the guest's memory had.
     pub bounced: u64,
+    /// The store that has its image, if one has.
+    pub store: Option<DiskStore>,
     /// Running queues.
     pub queues: Vec<DiskQueue>,
     /// What it was made with.
@@ -285,6 +359,17 @@ mod tests {
         assert_eq!(with(|c| c.queues = Some(65)), Err("queues"));
         assert_eq!(with(|c| c.socket = Some("relative".into())), Err("socket"));
         assert_eq!(with(|c| c.image = "web@a".parse().unwrap()), Err("image"));
+        assert_eq!(with(|c| c.transport = Some(Transport::Tcp)), Err("transport"));
+        assert_eq!(with(|c| c.store_timeout = Some(5)), Err("store_timeout"));
+        let far = |change: fn(&mut DiskConfig)| {
+            let mut config = DiskConfig::new("store://a:1/web".parse().unwrap());
+            change(&mut config);
+            config.check().map_err(|wrong| wrong.field)
+        };
+        assert_eq!(far(|c| c.transport = Some(Transport::Tcp)), Ok(()));
+        assert_eq!(far(|c| c.store_timeout = Some(0)), Err("store_timeout"));
+        assert_eq!(far(|c| c.cache = Some(DiskCache::Host)), Err("cache"));
+        assert_eq!(far(|c| c.image = "store://a:1/web@a".parse().unwrap()), Err("image"));
         assert_eq!(with(|c| c.limits.iops = Some(0)), Err("iops"));
         assert_eq!(with(|c| c.limits.iops_burst = Some(9)), Err("iops_burst"));
         assert_eq!(

@@ -24,6 +24,7 @@ mod port;
 mod ranges;
 mod router;
 mod size;
+mod source;
 mod text;
 mod time;
 mod vlan;
@@ -33,7 +34,7 @@ mod worker;
 pub use cpus::{BadCpuList, CpuList};
 pub use disk::{
     DEFAULT_DISK_QUEUES, Disk, DiskCache, DiskConfig, DiskLimits, DiskOperations, DiskQueue,
-    MAX_DISK_QUEUES,
+    DiskStore, MAX_DISK_QUEUES, Transport,
 };
 pub use error::{Error, ErrorBody, ErrorCode};
 pub use flow::{Flow, PACKET_SIZE, Step, Why};
@@ -53,6 +54,7 @@ pub use router::{
     RouterNextHop, RouterPrefix, RouterPrefixes,
 };
 pub use size::{BadSize, MemorySize};
+pub use source::{BadImageSource, BadStoreAddress, ImageSource, StoreAddress};
 pub use time::{BadTimestamp, Timestamp};
 pub use vlan::{BadVlanSet, VLAN_MAX, VlanSet};
 pub use vm::{Vm, VmConfig};

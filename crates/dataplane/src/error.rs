@@ -6,6 +6,7 @@ use switch::PortId;
 
 use crate::disk;
 use crate::port::vhost;
+use crate::store::StoreError;
 
 /// Why a control call failed.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +82,9 @@ pub enum HostError {
         #[source]
         source: ::disk::config::SpecError,
     },
+    /// No store opens the image of a disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// More disks than there are numbers.
     #[error("there are too many disks")]
     TooManyDisks,

@@ -32,14 +32,15 @@ use crate::counters::QueueCounters;
 use crate::disk::DiskId;
 use crate::error::HostError;
 use crate::homes::{Homes, Workers};
-use crate::port::vhost::config::VhostTask;
 use crate::port::{Kind, Port, PortMap, tap, vhost};
+use crate::session::{QueueInfo, SessionTask};
 use crate::spec::{NetworkSpec, Options, PortKind, PortSpec};
 use crate::status::{
     Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerStatus,
 };
 use crate::worker::placement::{TxId, TxQueue};
 use crate::worker::{Command, Shared, Worker};
+pub(crate) use disks::Served;
 use load::Gauges;
 
 /// How often MAC addresses age and the workers' load is looked at.
@@ -68,7 +69,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Tables {
     ports: PortMap,
-    sessions: HashMap<PortId, VhostTask>,
+    sessions: HashMap<PortId, SessionTask>,
     disks: BTreeMap<DiskId, disks::Entry>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -497,7 +498,7 @@ fn status_of(port: &Port) -> PortStatus {
     match &port.kind {
         Kind::Vhost(vhost) => {
             let info = vhost.info.lock();
-            let queue = |(virtqueue, info): (usize, &Option<vhost::QueueInfo>)| {
+            let queue = |(virtqueue, info): (usize, &Option<QueueInfo>)| {
                 let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
                 let counters = if is_tx {
                     port.incoming.get(index)
@@ -520,7 +521,7 @@ fn status_of(port: &Port) -> PortStatus {
             }
         }
         Kind::Tap(tap) => {
-            let info = vhost::QueueInfo { size: 0, packed: false, enabled: true };
+            let info = QueueInfo { size: 0, packed: false, enabled: true };
             let tx = port.incoming.iter().enumerate();
             let rx = port.outgoing().enumerate();
             let tx = tx.map(|(i, c)| queue_status(port, i, Direction::Tx, &info, c));
@@ -534,7 +535,7 @@ fn queue_status(
     port: &Port,
     index: usize,
     dir: Direction,
-    info: &vhost::QueueInfo,
+    info: &QueueInfo,
     counters: &QueueCounters,
 ) -> QueueStatus {
     let index = index as u16;

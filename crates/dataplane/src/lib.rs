@@ -24,8 +24,10 @@ mod host;
 mod mailbox;
 mod owed;
 mod port;
+mod session;
 mod spec;
 mod status;
+mod store;
 mod worker;
 
 pub use ::disk::counters::{
@@ -33,18 +35,21 @@ pub use ::disk::counters::{
 };
 pub use ::disk::qos::Rate;
 pub use ::disk::request::Refusal;
-pub use disk::{DiskId, DiskImage, Extent, Image};
+pub use disk::{DiskId, DiskImage, Extent, Image, StoreTarget};
 pub use error::HostError;
 pub use host::Host;
 pub use pace::{Moderation, Profile};
 pub use packet::tuple::Tuple;
+pub use remote::control as store_control;
 pub use spec::{
     DiskLimits, DiskSpec, NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec,
 };
 pub use status::{
-    Direction, DiskQueue, DiskStatus, FdbEntry, PortState, PortStatus, QueueStatus, Traffic,
-    WorkerQueue, WorkerState, WorkerStatus,
+    Direction, DiskQueue, DiskStatus, FdbEntry, PortState, PortStatus, QueueStatus, StoreStatus,
+    Traffic, WorkerQueue, WorkerState, WorkerStatus,
 };
+pub use store::StoreError;
+pub use store::accept::{Images, OpenImage, Peer, serve as serve_store};
 pub use switch::{
     By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,
     RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,

@@ -172,6 +172,21 @@ pub struct DiskStatus {
     pub bounced: u64,
     /// Its running queues.
     pub queues: Vec<DiskQueue>,
+    /// The store that has its image, if one has.
+    pub store: Option<StoreStatus>,
+}
+
+/// The connection of a disk to its store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreStatus {
+    /// Where it was reached last.
+    pub address: Option<String>,
+    /// Why it is not reached now; none: it is.
+    pub away: Option<String>,
+    /// Since when that is so.
+    pub since: SystemTime,
+    /// Connections so far.
+    pub connections: u64,
 }
 
 /// A running queue of a disk.

@@ -34,6 +34,7 @@ mod region;
 mod ring;
 mod segments;
 mod slice;
+mod socket;
 
 pub use fault::install_fault_handler;
 pub use hint::Hint;
@@ -42,6 +43,7 @@ pub use region::{MapError, RegionFile, RegionSpec};
 pub use ring::RingArea;
 pub use segments::{Access, Segments, Transfer};
 pub use slice::{GuestSlice, write_vectored};
+pub use socket::{Part, receive, send};
 
 /// What `examples/copy.rs` compares.
 #[doc(hidden)]

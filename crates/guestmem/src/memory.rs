@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{FileType, fstat, fstatfs};
+use sys::uring::IoVec;
 
 use crate::fault::{self, Registration};
 use crate::region::{self, BASE_PAGE, Backing, MapError, Plan, RegionFile, RegionSpec, Window};
@@ -93,6 +94,15 @@ impl GuestMemory {
     /// The table as it was given.
     pub fn regions(&self) -> impl Iterator<Item = &RegionSpec> {
         self.regions.iter()
+    }
+
+    /// The stretches without holes that it consists of, for whoever keeps the value as long as it uses
+    /// them.
+    pub fn windows(&self) -> impl Iterator<Item = IoVec> + '_ {
+        self.windows.iter().map(|window| IoVec {
+            base: offset_from(self.start, self.origin, window.start).as_ptr(),
+            len: window.len as usize,
+        })
     }
 
     /// Translates `len` bytes at an address of the front end's own address space, as in

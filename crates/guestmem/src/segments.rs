@@ -26,7 +26,7 @@ pub enum Access {
 /// Pieces of one guest's memory, in order, which stays mapped as long as they live.
 ///
 /// Pieces that follow each other in memory are one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Segments {
     memory: Arc<GuestMemory>,
     /// All of them checked, none of them empty.
@@ -151,6 +151,35 @@ impl Segments {
                 Some(GuestSlice { ptr, len, memory: std::marker::PhantomData })
             })
         })
+    }
+
+    /// The pieces, for whoever keeps the value as long as it uses them.
+    #[must_use]
+    pub fn pieces(&self) -> &[IoVec] {
+        &self.pieces
+    }
+
+    /// The pieces, as the kernel takes them.
+    pub(crate) fn iovecs(&self) -> impl Iterator<Item = libc::iovec> + '_ {
+        let one = |piece: &IoVec| libc::iovec { iov_base: piece.base.cast(), iov_len: piece.len };
+        self.pieces.iter().map(one)
+    }
+
+    /// The first `n` bytes, at most all.
+    #[must_use]
+    pub fn first(&self, n: u64) -> Segments {
+        let mut left = n.min(self.len);
+        let len = left;
+        let mut pieces = Vec::new();
+        for piece in &self.pieces {
+            if left == 0 {
+                break;
+            }
+            let some = left.min(piece.len as u64);
+            pieces.push(IoVec { base: piece.base, len: some as usize });
+            left -= some;
+        }
+        Segments { memory: Arc::clone(&self.memory), pieces, len }
     }
 
     /// Reads from or writes to a file at `offset`, in bytes, in one system call: preadv2(2),

@@ -5,6 +5,7 @@
 //! DIR/NAME/image.raw        or image.qcow2, as meta.json says
 //! DIR/NAME/meta.json        format, size, the image behind it
 //! DIR/NAME/owner.json       who has it open for writing
+//! DIR/NAME/epoch            how often other hosts opened it for writing
 //! DIR/NAME/clones/CLONE     a hint: CLONE may be a clone of NAME; its own meta.json decides
 //! DIR/NAME@SNAP/…           the same: a snapshot is an image that is never written
 //! DIR/.new-…, DIR/.old-…    being made, being deleted; locked by who does it
@@ -18,7 +19,7 @@ mod show;
 mod transfer;
 
 use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ const LOCK: &str = ".lock";
 const NEW: &str = ".new-";
 const OLD: &str = ".old-";
 const CLONES: &str = "clones";
+const EPOCH: &str = "epoch";
 
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +161,32 @@ impl Catalog {
             }
         };
         Ok(image)
+    }
+
+    /// How often an image was opened for writing by other hosts; with `opened`, once more now, by who
+    /// has it open.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn epoch(&self, name: &ImageName, opened: bool) -> Result<u64, StoreError> {
+        let path = self.dir_of(name).join(EPOCH);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            text => text.on("read", &path)?,
+        };
+        let before: u64 = text.trim().parse().unwrap_or(0);
+        if !opened {
+            return Ok(before);
+        }
+        let (epoch, new) = (before + 1, path.with_extension("new"));
+        let write = || {
+            let mut file = File::create(&new)?;
+            writeln!(file, "{epoch}")?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        write().on("write", &path)?;
+        Ok(epoch)
     }
 
     /// Waits until nobody else changes or reads the catalog.

@@ -31,9 +31,12 @@ use virtio_driver::{
 
 /// How long a device may be silent while it has requests.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Where the buffers are in the guest's memory. Rings are where this process has them, at the end of
-/// its address space: within 16 TiB, more than which a device may refuse.
-const BUFFERS: u64 = 0x7800_0000_0000;
+/// How far below the process's mappings the buffers are in the guest's memory, and how their place is
+/// rounded. The rings are among those mappings; a device may reserve address space for all of it.
+const BELOW: u64 = 64 << 30;
+const ROUND: u64 = 1 << 30;
+/// An allocation that is a mapping of its own, for a moment.
+const MAPPING: usize = 64 << 20;
 /// Alignment of each buffer, bytes: what direct I/O asks for.
 const ALIGN: u32 = 4096;
 /// Descriptors of a request: header, data, status.
@@ -153,6 +156,8 @@ pub struct Client {
     queues: Vec<Queue>,
     _transport: Box<VirtioBlkTransport>,
     memory: SharedMemory,
+    /// Of the buffers, in the guest's memory.
+    start: u64,
     shape: Shape,
     capacity: u64,
     features: u64,
@@ -180,12 +185,13 @@ impl Client {
         let capacity = u64::from(config.capacity).saturating_mul(SECTOR);
 
         let bytes = u64::from(queues) * u64::from(slots) * u64::from(room(buffer));
-        let memory = SharedMemory::new(&[(BUFFERS, bytes)], Pages::Small)
+        let start = place_of_buffers();
+        let memory = SharedMemory::new(&[(start, bytes)], Pages::Small)
             .map_err(ClientError::io("memory for buffers"))?;
         let region = memory.regions().first().ok_or_else(|| io::ErrorKind::NotFound.into());
         let region = region.map_err(ClientError::io("memory for buffers"))?;
         transport
-            .map_mem_region(BUFFERS as usize, bytes as usize, region.fd.as_raw_fd(), 0)
+            .map_mem_region(start as usize, bytes as usize, region.fd.as_raw_fd(), 0)
             .map_err(ClientError::io("showing the device its buffers"))?;
 
         let entries = (slots * DESCRIPTORS).next_power_of_two().max(16);
@@ -202,7 +208,7 @@ impl Client {
         };
         let queues = rings.into_iter().enumerate().map(queue).collect();
         let features = transport.get_features();
-        Ok(Client { queues, _transport: transport, memory, shape, capacity, features })
+        Ok(Client { queues, _transport: transport, memory, start, shape, capacity, features })
     }
 
     /// Bytes of the disk.
@@ -425,8 +431,14 @@ impl Client {
             return Err(ClientError::Place { queue, slot });
         }
         let number = u64::from(queue) * u64::from(slots) + u64::from(slot);
-        Ok((BUFFERS + number * u64::from(room(buffer)), buffer))
+        Ok((self.start + number * u64::from(room(buffer)), buffer))
     }
+}
+
+/// A place for buffers in the guest's memory: near the rings, and where no mapping is.
+fn place_of_buffers() -> u64 {
+    let mapping = Vec::<u8>::with_capacity(MAPPING);
+    (mapping.as_ptr().addr() as u64 & !(ROUND - 1)).saturating_sub(BELOW)
 }
 
 /// Bytes that a buffer takes.

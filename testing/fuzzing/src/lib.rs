@@ -9,3 +9,4 @@ pub mod channel;
 pub mod disk;
 pub mod rings;
 pub mod session;
+pub mod store;

@@ -39,3 +39,8 @@ fn session() {
 fn disk_request() {
     replay("disk_request", fuzzing::disk::run);
 }
+
+#[test]
+fn store() {
+    replay("store", fuzzing::store::run);
+}

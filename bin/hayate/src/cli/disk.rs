@@ -48,6 +48,8 @@ fn add(client: &Client, args: DiskAdd) -> Result<(), Failure> {
         readonly: args.readonly,
         cache: args.cache,
         worker: args.worker,
+        transport: args.transport,
+        store_timeout: args.store_timeout,
         limits: limits(&args.limits),
     };
     config.check().map_err(|error| wrong(&error))?;
@@ -151,7 +153,17 @@ fn summary(disk: &Disk) -> Vec<(&'static str, String)> {
         ("image", disk.image.to_string()),
         ("state", format!("{} for {}", disk.state.as_str(), units::age(disk.since.age()))),
     ];
+    let store = disk.store.as_ref().map(|store| {
+        let times = store.connections;
+        let address = units::maybe(store.address.as_ref());
+        let age = units::age(store.since.age());
+        match &store.away {
+            None => format!("{address}, connected for {age}, {times} so far"),
+            Some(why) => format!("away for {age}, the guest waits: {why}"),
+        }
+    });
     let optional = [
+        ("store", store),
         ("because", disk.failure.clone()),
         ("last fault", disk.last_fault.clone()),
         ("last error", disk.last_error.clone()),
@@ -164,7 +176,10 @@ fn summary(disk: &Disk) -> Vec<(&'static str, String)> {
         (false, true) => "read and write, stable when the guest flushes",
         (false, false) => "read and write, each write stable when it ends",
     };
-    let cache = disk.config.cache.unwrap_or_default();
+    let cache = match disk.image.local() {
+        Some(_) => disk.config.cache.unwrap_or_default().as_str(),
+        None => "as the store has it",
+    };
     let queues: Vec<String> = disk
         .queues
         .iter()
@@ -176,7 +191,7 @@ fn summary(disk: &Disk) -> Vec<(&'static str, String)> {
         ("size", format!("{} ({} bytes)", units::bytes(disk.size), disk.size)),
         ("block size", units::bytes(disk.block_size.into())),
         ("access", access.to_owned()),
-        ("cache", cache.as_str().to_owned()),
+        ("cache", cache.to_owned()),
         ("limits", shown(&disk.config.limits)),
         ("sessions", disk.sessions.to_string()),
         ("features", disk.features.join(" ")),

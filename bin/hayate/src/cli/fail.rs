@@ -1,8 +1,10 @@
 //! How a command fails: what it says, and its exit status.
 
 use crate::daemon::DaemonError;
+use crate::mount::MountError;
+use crate::serve::ServeError;
 use api::{Error, ErrorCode};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,7 +14,7 @@ Exit status:
   0  done
   1  the machine refused: a device, a file, a permission
   2  the command line, a value or the configuration file is wrong
-  3  no daemon answers
+  3  no daemon answers, or no store
   4  there is no such network, port or VM
   5  it is in the way: exists already, is in use, or is declared in the configuration file";
 
@@ -39,7 +41,7 @@ impl Failure {
     pub(super) fn no_daemon(socket: &Path, why: &std::io::Error) -> Self {
         let socket_shown = socket.display();
         let run_dir = socket.parent().unwrap_or(socket);
-        let denied = why.kind() == std::io::ErrorKind::PermissionDenied;
+        let denied = why.kind() == ErrorKind::PermissionDenied;
         let (message, hint) = if denied {
             (
                 format!("{socket_shown} may not be used by you: {why}"),
@@ -65,13 +67,39 @@ impl Failure {
     /// The daemon did not start.
     pub(super) fn daemon(error: &DaemonError) -> Self {
         let exit = match error {
-            DaemonError::Config(_) | DaemonError::Log(_) | DaemonError::Group(_) => 2,
+            DaemonError::Config(_)
+            | DaemonError::Log(_)
+            | DaemonError::Group(_)
+            | DaemonError::Tls(_) => 2,
             DaemonError::Lock(crate::daemon::LockError::Taken { .. }) => 5,
             _ => 1,
         };
         let hint = error.is_denied().then(|| {
             "start it with sudo, or give it a directory of yours with --run-dir".to_owned()
         });
+        Self { exit, message: error.to_string(), hint }
+    }
+
+    /// The store did not start.
+    pub(super) fn store(error: &ServeError) -> Self {
+        let exit = if matches!(error, ServeError::Log(_) | ServeError::Tls(_)) { 2 } else { 1 };
+        Self { exit, message: error.to_string(), hint: None }
+    }
+
+    /// The images of a store were not mounted.
+    pub(super) fn mount(error: &MountError) -> Self {
+        let exit = match error {
+            MountError::Log(_) => 2,
+            MountError::Store(storeclient::Error::Connect { .. }) => 3,
+            _ => 1,
+        };
+        let hint = match error {
+            MountError::Mount { dir, source } if source.kind() == ErrorKind::NotConnected => {
+                let dir = dir.display();
+                Some(format!("whoever mounted there before was killed: `umount {dir}` cleans up"))
+            }
+            _ => None,
+        };
         Self { exit, message: error.to_string(), hint }
     }
 

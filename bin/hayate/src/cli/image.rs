@@ -1,13 +1,18 @@
 //! `hayate image`.
 
-use super::args::{ImageCommand, Output};
+use super::args::{ImageCommand, ImageMount, Output};
 use super::client::Client;
 use super::fail::Failure;
 use super::out;
+use crate::mount;
 use crate::render::{Table, facts, units};
-use api::{Export, Image, ImageCheck, ImageConfig, ImageName, Import, Progress, Resize, Snapshot};
+use api::{
+    Export, Image, ImageCheck, ImageConfig, ImageName, Import, Progress, Resize, Snapshot,
+    Transport,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub(super) fn command(client: &Client, command: ImageCommand) -> Result<(), Failure> {
     match command {
@@ -47,7 +52,20 @@ pub(super) fn command(client: &Client, command: ImageCommand) -> Result<(), Fail
         ImageCommand::Show { name, output } => show(client, &name, output),
         ImageCommand::Del { name } => client.delete(&format!("/v1/images/{name}")),
         ImageCommand::Check { name, output } => check(client, &name, output),
+        ImageCommand::Mount(args) => mount(args),
     }
+}
+
+/// It needs no daemon.
+fn mount(args: ImageMount) -> Result<(), Failure> {
+    let ImageMount { store, dir, readonly, cache, transport, store_timeout, log } = args;
+    match transport.unwrap_or_default() {
+        // There is no other one yet.
+        Transport::Auto | Transport::Tcp => {}
+    }
+    let patience = store_timeout.map(Duration::from_secs);
+    let options = mount::Options { store, dir, readonly, cache, patience, log };
+    mount::run(&options).map_err(|error| Failure::mount(&error))
 }
 
 /// The daemon may run in another directory.

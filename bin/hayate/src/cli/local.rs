@@ -1,9 +1,9 @@
 //! Commands that need no daemon.
 
-use super::args::ConfigCommand;
+use super::args::{ConfigCommand, StoreCert};
 use super::fail::Failure;
 use super::{definitions, out};
-use crate::{config, daemon};
+use crate::{config, daemon, tls};
 use std::fs;
 use std::path::Path;
 
@@ -29,6 +29,12 @@ pub(super) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut definitions(), "hayate", &mut script);
     out::text(&String::from_utf8_lossy(&script))
+}
+
+pub(super) fn cert(args: &StoreCert) -> Result<(), Failure> {
+    let made = tls::make(&args.dir, args.name.as_str(), &args.address, args.days);
+    let made = made.map_err(|error| Failure::host(error.to_string()))?;
+    out::text(&made.display().to_string())
 }
 
 pub(super) fn man(directory: &Path) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 mod args;
 mod client;
 mod disk;
+mod fabric;
 mod fail;
 mod flow;
 mod image;
@@ -18,9 +19,10 @@ mod worker;
 
 use crate::daemon;
 use crate::paths::Paths;
+use crate::serve;
 use args::{
-    Cli, Command, DaemonArgs, FlowCommand, NetworkCommand, PortCommand, RouterCommand, VmCommand,
-    WorkerCommand,
+    Cli, Command, DaemonArgs, FlowCommand, NetworkCommand, PortCommand, RouterCommand,
+    StoreCommand, StoreServe, VmCommand, WorkerCommand,
 };
 use clap::{CommandFactory, Parser};
 use client::Client;
@@ -41,6 +43,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let run_dir = cli.run_dir.as_deref();
     match cli.command {
         Command::Daemon(args) => run_daemon(run_dir, args),
+        Command::Store(StoreCommand::Serve(args)) => run_store(args),
+        Command::Store(StoreCommand::Cert(args)) => local::cert(&args),
+        Command::Fabric(command) => fabric::command(&command),
         Command::Config(command) => local::config(&command),
         Command::Openapi => local::openapi(),
         Command::Completions { shell } => local::completions(shell),
@@ -120,9 +125,18 @@ fn run_daemon(run_dir: Option<&Path>, args: DaemonArgs) -> Result<(), Failure> {
         paths: paths(run_dir, args.state_dir.as_deref())?,
         config: args.config,
         cpus: args.cpus,
+        tls_dir: args.tls_dir,
         log: args.log,
     };
     daemon::run(&options).map_err(|error| Failure::daemon(&error))
+}
+
+fn run_store(args: StoreServe) -> Result<(), Failure> {
+    let StoreServe { dir, listen, cpus, cache, tls_dir, log } = args;
+    // Remote guests have caches of their own; what many read is best kept here.
+    let cache = cache.unwrap_or(api::DiskCache::Host);
+    let options = serve::Options { dir, listen, cpus, cache, tls_dir, log };
+    serve::run(&options).map_err(|error| Failure::store(&error))
 }
 
 fn paths(run_dir: Option<&Path>, state_dir: Option<&Path>) -> Result<Paths, Failure> {

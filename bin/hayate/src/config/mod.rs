@@ -46,6 +46,10 @@ pub(crate) struct Config {
     pub(crate) vhost_group: Option<String>,
     /// Directory of images, made if need be. Default: `images` in the state directory.
     pub(crate) images: Option<PathBuf>,
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem`, by which stores are known and know this host.
+    /// `--tls-dir` overrides it. Default: neither is asked for, and nothing is encrypted.
+    #[schemars(with = "Option<String>")]
+    pub(crate) tls_dir: Option<PathBuf>,
     /// Networks, by name: `[networks.NAME]`.
     #[serde(default)]
     pub(crate) networks: BTreeMap<Name, NetworkConfig>,
@@ -69,6 +73,7 @@ impl Default for Config {
             log: None,
             vhost_group: None,
             images: None,
+            tls_dir: None,
             networks: BTreeMap::new(),
             vms: BTreeMap::new(),
             ports: BTreeMap::new(),

@@ -16,7 +16,7 @@ fn refused(text: &str, position: &str, parts: &[&str]) {
 fn the_example_is_accepted_and_names_every_key() {
     let config = parse(Path::new("example.toml"), EXAMPLE).unwrap();
     assert_eq!((config.networks.len(), config.vms.len(), config.ports.len()), (2, 2, 5));
-    assert_eq!(config.disks.len(), 2);
+    assert_eq!(config.disks.len(), 3);
     let schemas = [
         schemars::schema_for!(Config),
         schemars::schema_for!(NetworkConfig),

@@ -22,7 +22,7 @@ pub(crate) fn check_log(words: &str) -> Result<(), String> {
 }
 
 /// Starts logging.
-pub(super) fn start(words: &str) -> Result<(), String> {
+pub(crate) fn start(words: &str) -> Result<(), String> {
     check_log(words)?;
     let filter = EnvFilter::try_new(words).map_err(|error| error.to_string())?;
     let log = tracing_subscriber::fmt()

@@ -12,8 +12,8 @@ mod channel;
 mod frame;
 mod group;
 mod lock;
-mod log;
-mod notify;
+pub(crate) mod log;
+pub(crate) mod notify;
 mod registry;
 mod rest;
 mod server;
@@ -25,6 +25,7 @@ pub(crate) use rest::openapi;
 use crate::config::{self, Config, ConfigError};
 use crate::paths::Paths;
 use crate::plane::{Plane, PlaneError};
+use crate::tls;
 use api::CpuList;
 use registry::{Registry, RestoreError};
 use std::fs;
@@ -32,7 +33,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 /// What the command line said.
@@ -41,6 +42,7 @@ pub(crate) struct Options {
     pub(crate) paths: Paths,
     pub(crate) config: Option<PathBuf>,
     pub(crate) cpus: Option<CpuList>,
+    pub(crate) tls_dir: Option<PathBuf>,
     pub(crate) log: Option<String>,
 }
 
@@ -51,6 +53,8 @@ pub(crate) enum DaemonError {
     Config(#[from] ConfigError),
     #[error("--log: {0}")]
     Log(String),
+    #[error("tls_dir: {0}")]
+    Tls(#[from] tls::TlsError),
     #[error("vhost_group: {0}")]
     Group(#[from] group::GroupError),
     #[error(transparent)]
@@ -105,10 +109,7 @@ async fn serve(
     group: Option<rustix::fs::Gid>,
 ) -> Result<(), DaemonError> {
     // Signals from here on end the daemon in order, also while ports are being opened.
-    let mut ends = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
-        .into_iter()
-        .map(signal)
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut ends = signals()?;
     let cpus = options.cpus.as_ref().or(config.cpus.as_ref()).map(CpuList::cpus);
     let plane = Plane::start(cpus.clone(), config.polling.into(), config.balance)?;
     // Whatever is asked of this thread, workers with CPUs of their own keep them.
@@ -118,9 +119,11 @@ async fn serve(
         warn!("the control thread may take time of workers: {error}");
     }
     let (paths, file) = (options.paths.clone(), options.config.clone());
+    let tls_dir = options.tls_dir.as_deref().or(config.tls_dir.as_deref());
+    let tls = tls_dir.map(tls::client).transpose()?;
     let images = config.images.clone().unwrap_or_else(|| paths.images());
     let catalog = store::Catalog::open(images)?;
-    let registry = Arc::new(Registry::new(plane, paths.clone(), file, group, catalog));
+    let registry = Arc::new(Registry::new(plane, paths.clone(), file, group, catalog, tls));
     let served = async {
         registry.restore(config).await?;
         let server = server::Server::start(&paths.api_socket(), rest::router(registry.clone()))?;
@@ -146,8 +149,14 @@ async fn serve(
     result
 }
 
-/// The first of the signals to arrive, by name.
-async fn any(signals: &mut [tokio::signal::unix::Signal]) -> &'static str {
+/// The signals that end a program in order, from now on.
+pub(crate) fn signals() -> io::Result<Vec<Signal>> {
+    let ends = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    ends.into_iter().map(signal).collect()
+}
+
+/// The first of the [`signals`] to arrive, by name.
+pub(crate) async fn any(signals: &mut [Signal]) -> &'static str {
     let names = ["SIGTERM", "SIGINT", "SIGHUP"];
     std::future::poll_fn(|context| {
         for (signal, name) in signals.iter_mut().zip(names) {

@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use tracing::warn;
 
 /// Sends `word` to the socket in `NOTIFY_SOCKET`; nothing if there is none.
-pub(super) fn tell(word: &str) {
+pub(crate) fn tell(word: &str) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(path.as_bytes(), word) {
         warn!("{word} cannot be sent to {}: {error}", path.display());

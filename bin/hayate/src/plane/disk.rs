@@ -2,7 +2,9 @@
 
 use super::{Plane, PlaneError};
 use api::PortState;
-use dataplane::{DiskImage, DiskSpec, DiskStatus, Extent, OperationKind, Rate, Refusal};
+use dataplane::{
+    DiskImage, DiskSpec, DiskStatus, Extent, OperationKind, Rate, Refusal, StoreTarget,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroU64;
@@ -54,6 +56,24 @@ impl dataplane::Image for Formatted {
     }
 }
 
+/// Where the bytes of a disk are.
+pub(crate) enum Source {
+    /// In an image of this host, which is open.
+    Local(Arc<Image>),
+    /// In a store.
+    Store(Arc<StoreTarget>),
+}
+
+impl Source {
+    /// The image of this host.
+    pub(crate) fn local(&self) -> Option<&Arc<Image>> {
+        match self {
+            Self::Local(image) => Some(image),
+            Self::Store(_) => None,
+        }
+    }
+}
+
 /// Where a disk's socket is, and what is kept for it.
 pub(crate) struct DiskPlace {
     pub(crate) socket: PathBuf,
@@ -66,7 +86,7 @@ impl Plane {
         &self,
         name: &api::Name,
         config: &api::DiskConfig,
-        image: &Arc<Image>,
+        image: &Source,
         place: DiskPlace,
     ) -> Result<DiskHandle, PlaneError> {
         let spec = DiskSpec {
@@ -74,8 +94,11 @@ impl Plane {
             socket: place.socket,
             mode: super::socket_mode(config.mode),
             queues: config.queues(),
-            image: bytes(image),
-            size: image.size(),
+            image: match image {
+                Source::Local(image) => bytes(image),
+                Source::Store(target) => DiskImage::Store(Arc::clone(target)),
+            },
+            size: image.local().map_or(0, |image| image.size()),
             read_only: config.readonly,
             limits: limits(&config.limits),
             features_off: 0,
@@ -125,7 +148,7 @@ impl Plane {
 }
 
 /// An image that is open, as the data plane uses it.
-fn bytes(image: &Arc<Image>) -> DiskImage {
+pub(crate) fn bytes(image: &Arc<Image>) -> DiskImage {
     match &**image {
         Image::Raw(raw) => DiskImage::File(Arc::clone(raw.file())),
         Image::Qcow2(_) => DiskImage::Image(Arc::new(Formatted(Arc::clone(image)))),

@@ -91,7 +91,20 @@ impl Daemon {
     /// Starts one and does not wait.
     pub(crate) fn spawn(run_dir: &Path, args: &[&str], environment: &[(&str, &str)]) -> Self {
         // The namespace is left to the kernel when the daemon ends.
-        let mut command = unshare(&["--net", "--"]);
+        Self::spawn_by(unshare(&["--net", "--"]), run_dir, args, environment)
+    }
+
+    /// The same in a namespace that others are in as well.
+    pub(crate) fn spawn_in(namespace: &Namespace, run_dir: &Path, args: &[&str]) -> Self {
+        Self::spawn_by(enter(namespace.child.id()), run_dir, args, &[])
+    }
+
+    fn spawn_by(
+        mut command: Command,
+        run_dir: &Path,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         command.arg(HAYATE).arg("daemon").arg("--run-dir").arg(run_dir).args(args);
         command.envs(environment.iter().copied());
         std::fs::create_dir_all(run_dir.parent().unwrap()).unwrap();
@@ -114,7 +127,7 @@ impl Daemon {
         self.child.id()
     }
 
-    fn wait_until_ready(&mut self) {
+    pub(crate) fn wait_until_ready(&mut self) {
         until("the daemon answers", || {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("the daemon ended with {status}: {}", self.log());
@@ -158,16 +171,7 @@ impl Daemon {
 
     /// Makes another network namespace beside the daemon's.
     pub(crate) fn namespace(&self) -> Namespace {
-        let words = ["unshare", "--net", "--", "sleep", "600"];
-        let child = enter(self.pid()).args(words).spawn().unwrap();
-        let namespace = Namespace { child };
-        let here = |path: &str| std::fs::read_link(path).ok();
-        let of_daemon = format!("/proc/{}/ns/net", self.pid());
-        until("the namespace is there", || {
-            let found = here(&namespace.path());
-            found.is_some() && found != here("/proc/self/ns/net") && found != here(&of_daemon)
-        });
-        namespace
+        Namespace::beside(self.pid())
     }
 
     /// Sends a signal by its name.
@@ -202,6 +206,39 @@ impl Daemon {
 }
 
 impl Namespace {
+    /// A new one.
+    pub(crate) fn new() -> Self {
+        let mut command = unshare(&["--net", "--", "sleep", "600"]);
+        Self::of(command.spawn().unwrap(), None)
+    }
+
+    /// Another one beside that of a process.
+    pub(crate) fn beside(pid: u32) -> Self {
+        let words = ["unshare", "--net", "--", "sleep", "600"];
+        Self::of(enter(pid).args(words).spawn().unwrap(), Some(pid))
+    }
+
+    fn of(child: Child, other: Option<u32>) -> Self {
+        let namespace = Self { child };
+        let link = |path: &str| std::fs::read_link(path).ok();
+        let other = other.and_then(|pid| link(&format!("/proc/{pid}/ns/net")));
+        until("the namespace is there", || {
+            let found = link(&namespace.path());
+            found.is_some() && found != link("/proc/self/ns/net") && found != other
+        });
+        namespace
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Starts the command with these arguments in it, and does not wait; what it logs goes to a file.
+    pub(crate) fn spawn_hayate(&self, args: &[&str], log: &Path) -> Child {
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        enter(self.child.id()).arg(HAYATE).args(args).stderr(log).spawn().unwrap()
+    }
+
     pub(crate) fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.child.id())
     }

@@ -4,17 +4,16 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::SystemTime;
 
 use disk::config::{Config, DiscardLimits, Topology, ZeroLimits};
 use disk::qos::Limiter;
 use disk::request::{ID_BYTES, MAX_RANGES};
 use disk::{DiskSpec as DeviceLook, SECTOR};
 use parking_lot::Mutex;
+use remote::control::Opened;
 use sys::EventFd;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::JoinHandle;
 use vhost_session::socket::Endpoint;
 use vhost_session::{ConfigRefused, Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
@@ -23,13 +22,15 @@ use virtqueue::TrackedQueue;
 
 use super::file::Manner;
 use super::image::DiskImage;
+use super::link::Link;
 use super::live::LiveDisk;
 use super::queue::LiveQueue;
+use super::ring::Ring;
 use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters};
 use crate::error::HostError;
 use crate::homes::Workers;
-use crate::port::vhost::{Info, QueueInfo};
-use crate::spec::{DiskLimits, DiskSpec, SocketMode};
+use crate::session::{self, Info, QueueInfo, SessionTask};
+use crate::spec::{DiskLimits, DiskSpec};
 use crate::status::PortState;
 
 /// Data segments of a request, as QEMU's own device has them.
@@ -46,18 +47,14 @@ fn ring_features() -> u64 {
         .fold(0, |bits, feature| bits | 1 << feature)
 }
 
-/// How the disk looks to a guest.
-fn look(spec: &DiskSpec) -> io::Result<DeviceLook> {
-    let block_size = match &spec.image {
-        DiskImage::File(file) => Manner::of(file)?.block_size(),
-        DiskImage::Image(_) => SECTOR as u32,
-    };
+/// How the disk looks to a guest, if it reads and writes blocks of this size.
+fn look(spec: &DiskSpec, block_size: u32) -> DeviceLook {
     let ranges = MAX_RANGES as u32;
     let alignment = PHYSICAL_BLOCK / SECTOR as u32;
     let discard = DiscardLimits { max_sectors: CLEAR_SECTORS, max_ranges: ranges, alignment };
     let zeroes = ZeroLimits { max_sectors: CLEAR_SECTORS, max_ranges: ranges, may_unmap: true };
     let physical = (PHYSICAL_BLOCK / block_size.min(PHYSICAL_BLOCK)).trailing_zeros();
-    Ok(DeviceLook {
+    DeviceLook {
         capacity: spec.size / SECTOR,
         block_size,
         topology: Topology {
@@ -71,7 +68,15 @@ fn look(spec: &DiskSpec) -> io::Result<DeviceLook> {
         seg_max: SEG_MAX,
         discard: Some(discard).filter(|_| !spec.read_only),
         write_zeroes: Some(zeroes).filter(|_| !spec.read_only),
-    })
+    }
+}
+
+/// Bytes that are written together, of an image that is here.
+fn block_size(image: &DiskImage) -> io::Result<u32> {
+    match image {
+        DiskImage::File(file) => Ok(Manner::of(file)?.block_size()),
+        DiskImage::Image(_) | DiskImage::Store(_) => Ok(SECTOR as u32),
+    }
 }
 
 /// Limits that begin now.
@@ -81,57 +86,49 @@ pub(crate) fn limiter(limits: &DiskLimits, now: u64) -> Option<Limiter> {
     limited.then(|| Limiter::new(operations, bytes, now))
 }
 
-/// A disk made, its socket open, its session task not started yet.
+/// A disk, before its worker has it.
 pub(crate) struct Made {
-    endpoint: Endpoint,
-    device: DiskDevice,
-    spec: DeviceSpec,
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) live: Box<LiveDisk>,
+    /// Where the worker reports queues that cannot be gone on with.
+    pub(crate) faults: Faults,
 }
 
-/// The running session task of a disk.
-#[derive(Debug)]
-pub(crate) struct DiskTask {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
+/// Queues that cannot be gone on with, and why.
+pub(crate) type Faults = mpsc::UnboundedReceiver<(u16, String)>;
 
-impl DiskTask {
-    /// Ends the session and waits until its queues have stopped and the socket is gone.
-    pub(crate) async fn stop(self) {
-        let _ = self.stop.send(());
-        if let Err(error) = self.task.await {
-            tracing::error!(%error, "a session task failed");
-        }
-    }
-}
-
-/// Opens the socket and makes the disk.
+/// Makes a disk. `far`: its image is in a store, which said this of it.
 ///
 /// # Errors
 ///
-/// The path cannot be bound, or the image or the specification cannot be a disk.
-pub(crate) fn create(
+/// The image or the specification cannot be a disk.
+pub(crate) fn make(
     id: DiskId,
     spec: &DiskSpec,
     worker: u16,
-    workers: &Arc<Workers>,
     now: u64,
-) -> Result<(Arc<Disk>, Box<LiveDisk>, Made), HostError> {
+    far: Option<(Link, &Opened)>,
+) -> Result<Made, HostError> {
     if !(1..=MAX_QUEUES).contains(&spec.queues) {
         return Err(HostError::DiskQueues { queues: spec.queues });
     }
     let name = spec.name.clone();
-    let look = look(spec).map_err(|source| HostError::DiskImage { disk: name.clone(), source })?;
-    let mut config =
-        Config::new(look).map_err(|source| HostError::DiskLook { disk: name, source })?;
+    let (link, opened) = far.unzip();
+    let block_size = match opened {
+        Some(opened) => Ok(opened.block_size),
+        None => block_size(&spec.image),
+    };
+    let unusable = |source| HostError::DiskImage { disk: name.clone(), source };
+    let mut look = look(spec, block_size.map_err(unusable)?);
+    if let Some(opened) = opened {
+        look.capacity = opened.size / SECTOR;
+        look.discard = look.discard.filter(|_| opened.discard);
+    }
+    let impossible = |source| HostError::DiskLook { disk: name.clone(), source };
+    let mut config = Config::new(look).map_err(impossible)?;
     if spec.writethrough.as_ref().is_some_and(|path| path.exists()) {
         config.keep_writethrough();
     }
-    let features = (ring_features() | config.features()) & !spec.features_off;
-    let endpoint = match spec.mode {
-        SocketMode::Server => Endpoint::server(&spec.socket)?,
-        SocketMode::Client => Endpoint::client(&spec.socket)?,
-    };
     let mut id_bytes = [0; ID_BYTES];
     for (to, from) in id_bytes.iter_mut().zip(spec.name.as_bytes()) {
         *to = *from;
@@ -140,7 +137,7 @@ pub(crate) fn create(
     let rules = config.rules();
     let disk = Arc::new(Disk {
         id,
-        name: spec.name.clone(),
+        name,
         id_bytes,
         worker,
         counters: (0..spec.queues).map(|_| QueueCounters::default()).collect(),
@@ -148,39 +145,49 @@ pub(crate) fn create(
         changed: Arc::default(),
         info: Mutex::new(Info::new(spec.queues.into())),
         last_error: Mutex::default(),
+        store: Mutex::default(),
         logged: AtomicU64::new(0),
         faults: report,
     });
-    let live = Box::new(LiveDisk::new(
-        Arc::clone(&disk),
-        spec.image.clone(),
-        rules,
-        limiter(&spec.limits, now),
-    ));
+    let image = spec.image.clone();
+    let limiter = limiter(&spec.limits, now);
+    let live = Box::new(LiveDisk::new(Arc::clone(&disk), image, rules, limiter, link));
     // A guest that is there already may know another size than the image has by now.
     disk.changed.notify_one();
-    let (kept, workers) = (spec.writethrough.clone(), Arc::clone(workers));
-    let device = DiskDevice { disk: Arc::clone(&disk), workers, faults, kept };
-    let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
-    Ok((disk, live, Made { endpoint, device, spec }))
+    Ok(Made { disk, live, faults })
 }
 
-impl Made {
+/// A disk's socket, open; its session task is not started yet.
+pub(crate) struct Door {
+    endpoint: Endpoint,
+    device: DiskDevice,
+    spec: DeviceSpec,
+}
+
+impl Door {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    ///
+    /// The path cannot be bound.
+    pub(crate) fn open(
+        spec: &DiskSpec,
+        disk: &Arc<Disk>,
+        workers: &Arc<Workers>,
+        faults: Faults,
+    ) -> Result<Door, HostError> {
+        let features = (ring_features() | disk.config.lock().features()) & !spec.features_off;
+        let endpoint = session::endpoint(&spec.socket, spec.mode)?;
+        let (kept, workers) = (spec.writethrough.clone(), Arc::clone(workers));
+        let device = DiskDevice { disk: Arc::clone(disk), workers, faults, kept };
+        let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
+        Ok(Door { endpoint, device, spec })
+    }
     /// Starts serving front ends; the worker has the disk.
-    pub(crate) fn spawn(self, runtime: &Handle) -> DiskTask {
+    pub(crate) fn spawn(self, runtime: &Handle) -> SessionTask {
         let Self { endpoint, device, spec } = self;
         let name = device.disk.name.clone();
-        let (stop, stopped) = oneshot::channel();
-        let serving = vhost_session::socket::serve(endpoint, spec, device, async {
-            // An error means that the disk is gone: stop as well.
-            let _ = stopped.await;
-        });
-        let task = runtime.spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(disk = %name, "cannot serve: {error}");
-            }
-        });
-        DiskTask { stop, task }
+        SessionTask::spawn(name, endpoint, spec, device, runtime)
     }
 }
 
@@ -188,7 +195,7 @@ impl Made {
 struct DiskDevice {
     disk: Arc<Disk>,
     workers: Arc<Workers>,
-    faults: mpsc::UnboundedReceiver<(u16, String)>,
+    faults: Faults,
     /// The file that says that its guest asked for writethrough.
     kept: Option<PathBuf>,
 }
@@ -234,10 +241,7 @@ impl DiskDevice {
 impl Device for DiskDevice {
     fn connected(&mut self) {
         while self.faults.try_recv().is_ok() {}
-        self.info(|info| {
-            info.sessions += 1;
-            info.enter(PortState::Connected);
-        });
+        self.info(Info::connected);
     }
 
     fn features(&mut self, negotiated: u64) {
@@ -257,7 +261,8 @@ impl Device for DiskDevice {
         self.info(|all| all.page_size = Some(mem.page_size()));
         let again = queue.in_flight();
         tracing::debug!(disk = %self.disk.name, index, size = info.size, again, "queue started");
-        let live = LiveQueue::new(queue, mem, region, kick, call, enabled);
+        let ring = Ring::new(queue, mem, region, kick, call);
+        let live = LiveQueue::ring(ring, enabled);
         self.command(DiskCommand::Start(index, Box::new(live)));
         self.running(index, Some(info));
         Ok(())
@@ -278,11 +283,7 @@ impl Device for DiskDevice {
 
     fn set_enabled(&mut self, index: u16, enabled: bool) {
         self.command(DiskCommand::SetEnabled(index, enabled));
-        self.info(|info| {
-            if let Some(Some(queue)) = info.queues.get_mut(usize::from(index)) {
-                queue.enabled = enabled;
-            }
-        });
+        self.info(|info| info.set_enabled(index, enabled));
     }
 
     fn config(&mut self) -> Vec<u8> {
@@ -312,19 +313,6 @@ impl Device for DiskDevice {
     }
 
     fn disconnected(&mut self, why: &SessionEnd) {
-        let state = if why.is_fault() {
-            PortState::Faulted { reason: why.to_string() }
-        } else {
-            PortState::Waiting
-        };
-        self.info(|info| {
-            if let PortState::Faulted { reason } = &state {
-                info.last_fault = Some(format!("{}: {reason}", why.name()));
-            }
-            info.features = 0;
-            info.page_size = None;
-            info.since = SystemTime::now();
-            info.enter(state);
-        });
+        self.info(|info| info.disconnected(why));
     }
 }

@@ -4,6 +4,10 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+use remote::control::ImageName;
+use rustls::ClientConfig;
 
 /// Where the bytes of a disk are.
 #[derive(Clone, Debug)]
@@ -13,6 +17,28 @@ pub enum DiskImage {
     File(Arc<File>),
     /// Wherever the image says.
     Image(Arc<dyn Image>),
+    /// On another host.
+    Store(Arc<StoreTarget>),
+}
+
+/// An image in a store on another host.
+#[derive(Clone, Debug)]
+pub struct StoreTarget {
+    /// Where the store is: host and port; the first that answers. All of them have the same image.
+    pub addresses: Vec<String>,
+    /// Its name there.
+    pub image: ImageName,
+    /// The disk, through all its connections and restarts of this program: known to nobody else.
+    pub session: u128,
+    /// Who asks, for people.
+    pub client: String,
+    /// Whether it is to be written, too.
+    pub write: bool,
+    /// How long the guest waits for a store that is away before it is told that its requests have
+    /// failed. `None`: for ever.
+    pub patience: Option<Duration>,
+    /// How to know the store, and to be known by it. `None`: neither is, and nothing is encrypted.
+    pub tls: Option<Arc<ClientConfig>>,
 }
 
 impl DiskImage {

@@ -7,9 +7,9 @@
 //!                           `------ ended <-- mailbox <-----'<---'
 //! ```
 //!
-//! [`LiveDisk::go`] does the next step of a request until it has ended or somebody else is at it;
-//! [`LiveDisk::ended`] takes up what comes back. A transfer that moved less than it should goes on
-//! with the rest.
+//! Here: queues, and requests from their pop to their end. How one is carried out, the right half
+//! of the picture, is in [`super::steps`]. A queue is taken out of its place while something is done
+//! with it and the disk, and [put back](LiveDisk::put_back).
 //!
 //! All queues of a disk are on one worker, so nothing here is locked. A queue that is stopped pops
 //! no more and is given back when the last request of it has ended.
@@ -17,37 +17,30 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use disk::config::Rules;
 use disk::qos::{Admission, Limiter};
-use disk::request::Ranges;
-use disk::{Parsed, Status, parse};
-use guestmem::{Access, Transfer};
+use guestmem::Transfer;
 use sys::EventFd;
-use sys::uring::{Operation, Ring};
+use sys::uring::Ring;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use virtqueue::{Chain, GuestFault};
 
-use super::file::{Manner, Manners};
+use super::file::Manners;
 use super::image::DiskImage;
-use super::queue::LiveQueue;
-use super::request::{Job, Request, Work};
-use super::slow;
-use super::{Disk, DiskCommand, DiskId};
+use super::link::{Connected, Link, Stepped};
+use super::queue::{Fault, Judge, LiveQueue, Popped, Source, Waker};
+use super::request::{Job, Request};
+use super::{Disk, DiskId};
 use crate::mailbox::Mailbox;
-use crate::worker::Command;
 
 /// Most requests taken from a queue in one pass, and most bytes moved at once there.
 const BURST: usize = 64;
 const BURST_BYTES: u64 = 1 << 20;
 /// The guest sees what has ended after so many requests at the latest.
 const PUBLISH: usize = 16;
-/// Most steps of one disk that other threads do at a time.
-const SLOW_MAX: usize = 8;
 
 /// What a disk needs of its worker.
 pub(crate) struct Tools<'w> {
@@ -70,24 +63,26 @@ impl Tools<'_> {
 /// A disk that is served.
 pub(crate) struct LiveDisk {
     pub(crate) disk: Arc<Disk>,
-    image: DiskImage,
+    pub(super) image: DiskImage,
     /// Nothing is popped: control has taken the image away, or waits (`Some`) until it can.
     paused: bool,
     pausing: Option<oneshot::Sender<()>>,
-    manners: Manners,
+    pub(super) manners: Manners,
     rules: Rules,
     limiter: Option<Limiter>,
     queues: Box<[Option<Box<LiveQueue>>]>,
+    /// To the store that has the image.
+    pub(super) link: Option<Link>,
     /// Steps that wait for a thread, and how many have one.
-    slow: (VecDeque<Job>, usize),
+    pub(super) slow: (VecDeque<Job>, usize),
     /// Requests that write past the image.
-    past_image: usize,
+    pub(super) past_image: usize,
     /// Clearings that wait until there are none of those, and how many are under way.
-    clearings: (VecDeque<Job>, usize),
+    pub(super) clearings: (VecDeque<Job>, usize),
 }
 
 /// A request that has ended, and how.
-type Ended = (Request, io::Result<()>);
+pub(super) type Ended = (Request, io::Result<()>);
 
 impl LiveDisk {
     pub(crate) fn new(
@@ -95,9 +90,11 @@ impl LiveDisk {
         image: DiskImage,
         rules: Rules,
         limiter: Option<Limiter>,
+        link: Option<Link>,
     ) -> LiveDisk {
         LiveDisk {
             image,
+            link,
             paused: false,
             pausing: None,
             queues: disk.counters.iter().map(|_| None).collect(),
@@ -111,26 +108,43 @@ impl LiveDisk {
         }
     }
 
-    /// Whether there is something to pop.
+    /// Whether there is something to pop, or an answer of the store may have come.
     pub(crate) fn waiting(&self) -> bool {
-        !self.paused && self.queues.iter().flatten().any(|queue| queue.ready())
+        (!self.paused && self.queues.iter().flatten().any(|queue| queue.ready()))
+            || self.link.as_ref().is_some_and(Link::is_busy)
     }
 
     /// When the first request that waits for the disk's limits may go on, in nanoseconds.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        if self.paused {
+        if self.paused || self.limiter.is_none() {
             return None;
         }
         let held = self.queues.iter().flatten().filter_map(|queue| queue.held.as_ref());
         held.map(|(until, _)| *until).min()
     }
 
-    /// Whether a queue of it runs whose guest cannot kick.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.queues.iter().flatten().any(|queue| queue.kick.is_none())
+    /// Whether an answer of its store, or a request of another host, is waited for.
+    pub(crate) fn is_far(&self) -> bool {
+        self.link.as_ref().is_some_and(Link::is_busy)
+            || self.queues.iter().flatten().any(|queue| queue.is_far())
     }
 
-    /// Asks the guest to kick; returns whether there is something to pop already.
+    /// Whether a queue of it runs whose guest cannot kick.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.queues.iter().flatten().any(|queue| queue.is_silent())
+    }
+
+    /// Something has happened at a queue.
+    pub(crate) fn kicked(&mut self, index: u16) {
+        if let Some(counters) = self.disk.counters.get(usize::from(index)) {
+            counters.kicks.add(1);
+        }
+        if let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) {
+            queue.kicked();
+        }
+    }
+
+    /// Asks to be woken up; returns whether there is something to pop already.
     pub(crate) fn arm(&mut self) -> bool {
         let mut waiting = false;
         for queue in self.queues.iter_mut().flatten() {
@@ -147,12 +161,82 @@ impl LiveDisk {
             let wanted = |queue: &mut Box<LiveQueue>| queue.ready() || queue.held.is_some();
             let Some(mut queue) = place.and_then(|place| place.take_if(wanted)) else { continue };
             taken += self.take(&mut queue, index, tools);
-            self.close(&mut queue, index);
-            if let Some(place) = self.queues.get_mut(index) {
-                *place = Some(queue);
+            self.put_back(queue, index);
+        }
+        taken + self.pump(tools)
+    }
+
+    /// Sends to the store what may be sent, and takes its answers; returns how many that were.
+    fn pump(&mut self, tools: &mut Tools<'_>) -> usize {
+        self.with_link(tools, Link::pump)
+    }
+
+    /// Asks the store for a sign if it has been silent.
+    pub(crate) fn check_link(&mut self, tools: &mut Tools<'_>) {
+        self.with_link(tools, Link::check);
+        self.pump(tools);
+    }
+
+    /// The store was away for too long.
+    pub(crate) fn fail_link(&mut self, tools: &mut Tools<'_>) {
+        self.with_link(tools, Link::fail);
+    }
+
+    /// The store may have answered.
+    pub(crate) fn link_ready(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.readable = true;
+        }
+    }
+
+    /// Goes on with this connection to the store.
+    pub(crate) fn connected(&mut self, connected: Connected, tools: &mut Tools<'_>) {
+        if let Some(link) = &mut self.link {
+            link.connected(connected);
+        }
+        self.pump(tools);
+    }
+
+    /// Does something with the link, and goes on with all steps that have ended.
+    fn with_link(
+        &mut self,
+        tools: &mut Tools<'_>,
+        mut work: impl FnMut(&mut Link, u64, &mut Vec<Stepped>),
+    ) -> usize {
+        let (mut ended, mut done) = (0, Vec::new());
+        while let Some(link) = &mut self.link {
+            work(link, tools.now, &mut done);
+            if done.is_empty() {
+                break;
+            }
+            ended += done.len();
+            for (job, result) in done.drain(..) {
+                self.ended(job, result, tools);
             }
         }
-        taken
+        if ended > 0 {
+            self.close_all();
+        }
+        self.abandon();
+        ended
+    }
+
+    /// What queues that stop wait for will not come while there is no store: whoever serves them next
+    /// finds it in the region of requests in flight.
+    fn abandon(&mut self) {
+        let Some(link) = self.link.as_mut().filter(|link| !link.is_connected()) else { return };
+        let mut quiet = false;
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            if let Some(queue) = queue
+                && queue.stopping.is_some()
+            {
+                queue.in_flight -= link.take_back(index as u16).min(queue.in_flight);
+                quiet |= queue.in_flight == 0;
+            }
+        }
+        if quiet {
+            self.close_all();
+        }
     }
 
     /// Takes requests from a queue.
@@ -164,17 +248,16 @@ impl LiveDisk {
             taken += usize::from(self.admit(queue, job, tools));
         }
         while taken < BURST && left > 0 && queue.ready() {
-            let job = match self.pop(queue, index, tools.now) {
+            let Self { disk, rules, .. } = self;
+            let job = match queue.pop(&Judge { disk, rules, queue: index, now: tools.now }) {
                 Ok(Popped::Job(job)) => job,
-                Ok(Popped::Refused) => {
+                Ok(Popped::Answered) => {
                     taken += 1;
                     continue;
                 }
                 Ok(Popped::Nothing) => break,
                 Err(fault) => {
-                    queue.faulted = true;
-                    let reason = format!("{}: {fault}", fault.name());
-                    self.disk.fault(index as u16, queue.vanished(), reason);
+                    self.fault(queue, index, fault);
                     break;
                 }
             };
@@ -184,54 +267,19 @@ impl LiveDisk {
             }
             taken += 1;
             if queue.untold.is_multiple_of(PUBLISH) {
-                queue.queue.publish();
+                queue.publish();
             }
         }
         if queue.vanished() && !queue.faulted {
-            queue.faulted = true;
-            self.disk.fault(index as u16, true, String::new());
+            self.fault(queue, index, Fault { vanished: true, reason: String::new() });
         }
         taken
     }
 
-    fn pop(&mut self, queue: &mut LiveQueue, index: usize, now: u64) -> Result<Popped, GuestFault> {
-        let LiveQueue { queue: ring, mem, in_flight, untold, .. } = queue;
-        let (mut chain, mut ranges) = (Chain::new(), Ranges::new());
-        let Some(ticket) = ring.pop(mem, &mut chain)? else { return Ok(Popped::Nothing) };
-        let operation = match parse(mem, &chain, &self.rules, &mut ranges) {
-            Parsed::Operation(operation) => operation,
-            Parsed::Refused(why, completion) => {
-                if let Some(counters) = self.disk.counters.get(index) {
-                    counters.operations.refused(why);
-                }
-                let len = completion.finish(mem, why.status());
-                ring.complete(ticket, len);
-                *untold += 1;
-                return Ok(Popped::Refused);
-            }
-        };
-        let (kind, bytes) = (operation.command.kind(), operation.command.bytes());
-        let work = Work::of(&operation, mem, &self.disk.id_bytes);
-        let completion = operation.completion;
-        let Some((work, segments)) = work else {
-            // Not of the memory it was popped from: cannot be.
-            ring.complete(ticket, completion.finish(mem, Status::IoError));
-            *untold += 1;
-            return Ok(Popped::Refused);
-        };
-        let request = Request {
-            disk: self.disk.id,
-            queue: index as u16,
-            ticket,
-            completion,
-            kind,
-            bytes,
-            started: now,
-            work,
-            past_image: false,
-        };
-        *in_flight += 1;
-        Ok(Popped::Job(Job { segments, request }))
+    /// Looks at a queue no more, and has its session end.
+    fn fault(&self, queue: &mut LiveQueue, index: usize, fault: Fault) {
+        queue.faulted = true;
+        self.disk.fault(index as u16, fault.vanished, fault.reason);
     }
 
     /// Begins with a request if the limits allow it, and ends it if that was all. Otherwise it
@@ -245,205 +293,21 @@ impl LiveDisk {
             return false;
         }
         if let Some((request, result)) = self.go(job, tools) {
-            self.finish(queue, request, result, tools);
+            self.finish(queue, request, &result, tools);
         }
         true
-    }
-
-    /// Does what is left of a request until it has ended or others are at it.
-    fn go(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Option<Ended> {
-        loop {
-            let Job { segments, request } = &mut job;
-            match &mut request.work {
-                Work::Nothing => return Some((job.request, Ok(()))),
-                Work::Transfer { access, stable, .. } if segments.is_empty() => {
-                    // A file was told with each write; of an image more than the bytes counts.
-                    let sync = *stable
-                        && *access == Access::Write
-                        && matches!(self.image, DiskImage::Image(_));
-                    request.work = if sync { Work::Sync } else { Work::Nothing };
-                    self.has_written(request);
-                }
-                Work::Clear { ranges, stable, .. } if ranges.is_empty() => {
-                    request.work = if *stable { Work::Sync } else { Work::Nothing };
-                }
-                Work::Transfer { .. } => match self.transfer(job, tools) {
-                    Step::Again(back) => job = back,
-                    Step::Failed(request, error) => return Some((request, Err(error))),
-                    Step::Elsewhere => return None,
-                },
-                // What is in memory only is as stable as it can be.
-                Work::Sync if self.is_in_memory() => request.work = Work::Nothing,
-                Work::Sync => {
-                    self.sync(job, tools);
-                    return None;
-                }
-                Work::Clear { .. } => {
-                    self.clear(job, tools);
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Moves bytes at once, or has them moved.
-    fn transfer(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Step {
-        let Work::Transfer { access, offset, stable, tried } = &mut job.request.work else {
-            return Step::Again(job);
-        };
-        let write = *access == Access::Write;
-        let (file, at) = match &self.image {
-            DiskImage::File(file) => (Arc::clone(file), *offset),
-            DiskImage::Image(image) => {
-                let cleared = !self.clearings.0.is_empty() || self.clearings.1 > 0;
-                let extent = image.direct(*offset, job.segments.len(), write);
-                match extent.filter(|_| !cleared) {
-                    Some(extent) => (extent.file, extent.offset),
-                    None => return self.slow(job, tools),
-                }
-            }
-        };
-        let manner = self.manners.of(&file);
-        if !slow::fits(manner, at, &job.segments) {
-            let counters = self.disk.counters.get(usize::from(job.request.queue));
-            // Once for a request, however many steps it takes.
-            if let Some(counters) = counters.filter(|_| job.segments.len() == job.request.bytes) {
-                counters.bounced.add(1);
-            }
-            return self.slow(job, tools);
-        }
-        let at_once = match manner {
-            Manner::Inline => true,
-            Manner::Cached => !write && !std::mem::replace(tried, true),
-            Manner::Direct { .. } => false,
-        };
-        if at_once {
-            let nowait = manner != Manner::Inline;
-            match job.segments.transfer(*access, file.as_fd(), at, nowait) {
-                Ok(moved) => return advanced(job, moved),
-                // It would have to be waited for, or cannot be asked like this.
-                Err(_) if nowait => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Step::Failed(job.request, error),
-            }
-        }
-        let operation = match write {
-            true => Operation::Write { offset: at, stable: *stable },
-            false => Operation::Read { offset: at },
-        };
-        let Some(ring) = &mut tools.ring else { return self.slow(job, tools) };
-        if write && matches!(self.image, DiskImage::Image(_)) && !job.request.past_image {
-            job.request.past_image = true;
-            self.past_image += 1;
-        }
-        let Job { segments, request } = job;
-        match ring.push(operation, Transfer { segments, file, owner: request }) {
-            Ok(()) => Step::Elsewhere,
-            Err(Transfer { segments, owner, .. }) => {
-                self.slow(Job { segments, request: owner }, tools)
-            }
-        }
-    }
-
-    fn is_in_memory(&mut self) -> bool {
-        match &self.image {
-            DiskImage::File(file) => self.manners.of(file) == Manner::Inline,
-            DiskImage::Image(_) => false,
-        }
-    }
-
-    /// Has everything made stable.
-    fn sync(&mut self, job: Job, tools: &mut Tools<'_>) {
-        let (Some(ring), DiskImage::File(file)) = (&mut tools.ring, &self.image) else {
-            self.slow(job, tools);
-            return;
-        };
-        let Job { segments, request } = job;
-        let transfer = Transfer { segments, file: Arc::clone(file), owner: request };
-        if let Err(Transfer { segments, owner, .. }) = ring.push(Operation::Sync, transfer) {
-            self.slow(Job { segments, request: owner }, tools);
-        }
-    }
-
-    /// Has a range cleared; of an image only when nothing is written past it.
-    fn clear(&mut self, job: Job, tools: &mut Tools<'_>) {
-        if matches!(self.image, DiskImage::Image(_)) {
-            self.clearings.0.push_back(job);
-            self.clear_waiting(tools);
-        } else {
-            self.slow(job, tools);
-        }
-    }
-
-    fn clear_waiting(&mut self, tools: &mut Tools<'_>) {
-        while self.past_image == 0
-            && let Some(job) = self.clearings.0.pop_front()
-        {
-            self.clearings.1 += 1;
-            self.slow(job, tools);
-        }
-    }
-
-    /// Has another thread do the next step.
-    fn slow(&mut self, job: Job, tools: &mut Tools<'_>) -> Step {
-        if self.slow.1 >= SLOW_MAX {
-            self.slow.0.push_back(job);
-            return Step::Elsewhere;
-        }
-        self.slow.1 += 1;
-        let (disk, mailbox) = (Arc::clone(&self.disk), tools.mailbox.clone());
-        let image = self.image.clone();
-        tools.runtime.spawn_blocking(move || {
-            let result = slow::step(&job, &image);
-            // Who waits until nobody uses the image does not wait for this thread to end.
-            drop(image);
-            let done = DiskCommand::Slow(Box::new(job), result);
-            mailbox.post(Command::Disk(disk.id, done));
-        });
-        Step::Elsewhere
-    }
-
-    /// Another thread has done a step.
-    pub(crate) fn slow_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
-        self.slow.1 -= 1;
-        if matches!(job.request.work, Work::Clear { .. })
-            && matches!(self.image, DiskImage::Image(_))
-        {
-            self.clearings.1 -= 1;
-        }
-        if let Some(waiting) = self.slow.0.pop_front() {
-            self.slow(waiting, tools);
-        }
-        self.ended(job, result, tools);
     }
 
     /// Takes up a request of which a step was done by the ring or another thread.
     pub(crate) fn ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
         let index = usize::from(job.request.queue);
-        let step = match result {
-            Ok(done) => advanced(job, done),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Step::Again(job),
-            Err(error) => Step::Failed(job.request, error),
-        };
-        let ended = match step {
-            Step::Again(job) => self.go(job, tools),
-            Step::Failed(request, error) => Some((request, Err(error))),
-            Step::Elsewhere => None,
-        };
+        let ended = self.go_on(job, result, tools);
         let Some((request, result)) = ended else { return };
         let place = self.queues.get_mut(index);
         let Some(mut queue) = place.and_then(Option::take) else { return };
-        self.finish(&mut queue, request, result, tools);
-        if let Some(place) = self.queues.get_mut(index) {
-            *place = Some(queue);
-        }
-    }
-
-    /// Notes that a request writes past the image no longer.
-    fn has_written(&mut self, request: &mut Request) {
-        if std::mem::take(&mut request.past_image) {
-            self.past_image -= 1;
-        }
+        self.finish(&mut queue, request, &result, tools);
+        // Shown with all that has ended: `close_all`.
+        self.keep(queue, index);
     }
 
     /// Gives a request back to the guest.
@@ -451,7 +315,7 @@ impl LiveDisk {
         &mut self,
         queue: &mut LiveQueue,
         mut request: Request,
-        result: io::Result<()>,
+        result: &io::Result<()>,
         tools: &mut Tools<'_>,
     ) {
         self.has_written(&mut request);
@@ -460,89 +324,93 @@ impl LiveDisk {
         if let Some(counters) = self.disk.counters.get(usize::from(request.queue)) {
             counters.operations.done(request.kind, request.bytes, took, result.is_ok());
         }
-        let status = match result {
-            Ok(()) => Status::Ok,
-            Err(error) => {
-                self.disk.failed(request.kind, &error, tools.now);
-                Status::IoError
-            }
-        };
-        queue.complete(request, status);
+        if let Err(error) = result {
+            self.disk.failed(request.kind, error, tools.now);
+        }
+        queue.complete(request, result);
     }
 
-    /// Shows the guest what has ended in every queue, and answers who waits for a quiet one.
+    /// Shows the guest what has ended in every queue, answers who waits for a quiet one, and lets go
+    /// of the image if that is wanted.
     pub(crate) fn close_all(&mut self) {
         for index in 0..self.queues.len() {
             let unfinished = |queue: &mut Box<LiveQueue>| {
                 queue.untold > 0 || (queue.stopping.is_some() && queue.in_flight == 0)
             };
             let place = self.queues.get_mut(index);
-            let Some(mut queue) = place.and_then(|place| place.take_if(unfinished)) else {
-                continue;
-            };
-            self.close(&mut queue, index);
-            if let Some(done) = queue.stopping.take_if(|_| queue.in_flight == 0) {
-                // Nobody waits any more if the session is being dropped.
-                let _ = done.send(queue.queue.queue().base());
-            } else if let Some(place) = self.queues.get_mut(index) {
-                *place = Some(queue);
+            if let Some(queue) = place.and_then(|place| place.take_if(unfinished)) {
+                self.put_back(queue, index);
             }
         }
         self.let_go();
     }
 
-    fn close(&mut self, queue: &mut LiveQueue, index: usize) {
+    /// Shows the guest what has ended in a queue, and gives it to who waits until it is quiet, or
+    /// goes on with it.
+    fn put_back(&mut self, mut queue: Box<LiveQueue>, index: usize) {
         if let Some(counters) = self.disk.counters.get(index) {
             counters.in_flight.set(queue.in_flight as u64);
         }
-        if queue.untold == 0 {
-            return;
+        if queue.untold > 0 {
+            match queue.tell() {
+                Ok(None) => {}
+                Ok(Some(call)) => self.interrupt(call, index),
+                Err(fault) => self.fault(&mut queue, index, fault),
+            }
         }
-        queue.untold = 0;
-        queue.queue.publish();
-        if queue.queue.queue().should_notify() {
-            self.interrupt(queue, index);
+        match queue.stopping.take_if(|_| queue.in_flight == 0) {
+            // Nobody waits any more if the session is being dropped.
+            Some(done) => drop(done.send(queue.position())),
+            None => self.keep(queue, index),
         }
     }
 
-    fn interrupt(&self, queue: &LiveQueue, index: usize) {
-        if let (Some(call), Some(counters)) = (&queue.call, self.disk.counters.get(index)) {
-            counters.interrupts.add(1);
-            // Cannot fail on an eventfd, which it was checked to be.
-            let _ = call.signal();
+    fn keep(&mut self, queue: Box<LiveQueue>, index: usize) {
+        if let Some(place) = self.queues.get_mut(index) {
+            *place = Some(queue);
         }
+    }
+
+    fn interrupt(&self, call: &EventFd, index: usize) {
+        if let Some(counters) = self.disk.counters.get(index) {
+            counters.interrupts.add(1);
+        }
+        // Cannot fail on an eventfd, which it was checked to be.
+        let _ = call.signal();
     }
 
     /// Serves a queue from now on.
     pub(crate) fn start(&mut self, index: u16, queue: Box<LiveQueue>) {
         // Whatever the guest waited for while nobody served the ring, it looks now.
-        self.interrupt(&queue, index.into());
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(queue);
+        if let Some(call) = queue.call() {
+            self.interrupt(call, index.into());
         }
+        self.keep(queue, index.into());
     }
 
-    /// Stops a queue: its position is told when it is quiet. Returns its kick, for which nobody
-    /// waits any more.
+    /// Stops a queue: its position is told when it is quiet. Returns what woke the worker up for it,
+    /// which nobody waits for any more.
     pub(crate) fn stop(
         &mut self,
         index: u16,
         done: oneshot::Sender<u32>,
         tools: &mut Tools<'_>,
-    ) -> Option<Arc<EventFd>> {
+    ) -> Option<Waker> {
         let index = usize::from(index);
         let mut queue = self.queues.get_mut(index)?.take()?;
         queue.stopping = Some(done);
-        let kick = queue.kick.take();
-        // While there is no image it waits for the next one.
-        if let Some((_, job)) = queue.held.take_if(|_| !self.paused) {
-            self.admit(&mut queue, job, tools);
+        let waker = queue.waker();
+        match queue.held.take() {
+            // There may never be an image again. It stays in the region of requests in flight, for
+            // whoever serves the queue next.
+            Some(_) if self.paused => queue.in_flight -= 1,
+            Some((_, job)) => _ = self.admit(&mut queue, job, tools),
+            None => {}
         }
-        if let Some(place) = self.queues.get_mut(index) {
-            *place = Some(queue);
-        }
-        self.close_all();
-        kick
+        self.put_back(queue, index);
+        self.abandon();
+        self.let_go();
+        waker
     }
 
     /// Begins nothing more until there is another image, and says so when what was begun has ended
@@ -567,30 +435,28 @@ impl LiveDisk {
     }
 
     /// Goes on, with this image.
-    pub(crate) fn resume(&mut self, image: DiskImage) {
+    pub(crate) fn resume(&mut self, image: DiskImage, tools: &mut Tools<'_>) {
         (self.image, self.paused) = (image, false);
-    }
-
-    /// A running queue.
-    fn queue(&mut self, index: u16) -> Option<&mut LiveQueue> {
-        self.queues.get_mut(usize::from(index))?.as_deref_mut()
+        self.pass(tools);
     }
 
     /// Interrupts the guest by this descriptor from now on.
     pub(crate) fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) {
-        let Some(place) = self.queues.get_mut(usize::from(index)) else { return };
-        let Some(mut queue) = place.take() else { return };
-        queue.call = call;
-        // What ended while there was another descriptor, or none, may not have been noticed.
-        self.interrupt(&queue, index.into());
-        if let Some(place) = self.queues.get_mut(usize::from(index)) {
-            *place = Some(queue);
+        let index = usize::from(index);
+        let Some(mut queue) = self.queues.get_mut(index).and_then(Option::take) else { return };
+        if let Source::Ring(ring) = &mut queue.source {
+            ring.call = call;
         }
+        // What ended while there was another descriptor, or none, may not have been noticed.
+        if let Some(call) = queue.call() {
+            self.interrupt(call, index);
+        }
+        self.keep(queue, index);
     }
 
     /// SET_VRING_ENABLE.
     pub(crate) fn set_enabled(&mut self, index: u16, on: bool) {
-        if let Some(queue) = self.queue(index) {
+        if let Some(Some(queue)) = self.queues.get_mut(usize::from(index)) {
             queue.enabled = on;
         }
     }
@@ -600,42 +466,17 @@ impl LiveDisk {
         self.rules = rules;
     }
 
-    /// Keeps to these limits from now on: what waits for others is to ask again.
-    pub(crate) fn set_limits(&mut self, limiter: Option<Limiter>) {
+    /// Keeps to these limits from now on: what waits for others asks again.
+    pub(crate) fn set_limits(&mut self, limiter: Option<Limiter>, tools: &mut Tools<'_>) {
         self.limiter = limiter;
-        for (until, _) in self.queues.iter_mut().flatten().filter_map(|queue| queue.held.as_mut()) {
-            *until = 0;
+        if !self.paused {
+            self.pass(tools);
         }
     }
 
     /// Which disk it is.
     pub(crate) fn id(&self) -> DiskId {
         self.disk.id
-    }
-}
-
-/// What a pop gave.
-enum Popped {
-    Nothing,
-    /// A request that was refused and has ended.
-    Refused,
-    Job(Job),
-}
-
-/// What became of a step.
-enum Step {
-    /// There is more to do, or to note that there is not.
-    Again(Job),
-    /// Others are at it.
-    Elsewhere,
-    Failed(Request, io::Error),
-}
-
-/// A job of which so much was done.
-fn advanced(mut job: Job, done: u64) -> Step {
-    match job.request.work.progress(&mut job.segments, done) {
-        Ok(()) => Step::Again(job),
-        Err(error) => Step::Failed(job.request, error),
     }
 }
 

@@ -16,18 +16,27 @@
 //! end keeps; those that the guest has seen end are not among them.
 
 pub(crate) mod config;
+pub(crate) mod connection;
 mod file;
-mod image;
+pub(crate) mod image;
+pub(crate) mod link;
 pub(crate) mod live;
+pub(crate) mod pipe;
+mod pool;
 pub(crate) mod queue;
 pub(crate) mod request;
+mod ring;
 mod slow;
+mod steps;
+pub(crate) mod wire;
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
 
-use disk::config::{Config, Rules};
+use disk::SECTOR;
+use disk::config::{Config, Rules, SpecError};
 use disk::counters::{Counters, Kind};
 use disk::qos::Limiter;
 use parking_lot::Mutex;
@@ -35,8 +44,12 @@ use sys::EventFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::counters::Counter;
-use crate::port::vhost::Info;
-pub use image::{DiskImage, Extent, Image};
+use crate::homes::Workers;
+use crate::session::Info;
+use crate::status::StoreStatus;
+use crate::worker::Command;
+pub use image::{DiskImage, Extent, Image, StoreTarget};
+use link::Connected;
 use live::LiveDisk;
 use queue::LiveQueue;
 use request::Job;
@@ -73,6 +86,13 @@ pub(crate) enum DiskCommand {
     Pause(oneshot::Sender<()>),
     /// Go on, with this image.
     Resume(DiskImage),
+    /// Go on with this connection to its store.
+    Connected(Box<Connected>),
+    /// See whether the store is still there.
+    CheckLink,
+    /// The store was away for too long: what waits for it has failed, and what comes too, until
+    /// there is a connection.
+    FailLink,
     /// Another thread has done a step of a request.
     Slow(Box<Job>, io::Result<u64>),
 }
@@ -106,6 +126,8 @@ pub(crate) struct Disk {
     pub(crate) info: Mutex<Info>,
     /// What the image reported last.
     pub(crate) last_error: Mutex<Option<String>>,
+    /// Of a disk whose image is in a store.
+    pub(crate) store: Mutex<Option<StoreStatus>>,
     logged: AtomicU64,
     /// Where the worker reports a ring that lied or memory that vanished.
     faults: mpsc::UnboundedSender<(u16, String)>,
@@ -134,5 +156,39 @@ impl Disk {
             tracing::error!(disk = %self.name, operation = kind.name(), %error, "an operation failed");
         }
         *self.last_error.lock() = Some(text);
+    }
+
+    /// Posts a command to the worker that serves the disk.
+    pub(crate) fn command(&self, workers: &Workers, command: DiskCommand) {
+        workers.post(self.worker, Command::Disk(self.id, command));
+    }
+
+    /// Tells the guest, and whoever judges its requests, that the image has so many bytes by now.
+    pub(crate) fn resize(&self, workers: &Workers, size: u64) -> Result<(), SpecError> {
+        // Locked until the worker's mailbox has them: rules must arrive in the order they were made.
+        let mut config = self.config.lock();
+        if config.resize(size / SECTOR)? {
+            self.command(workers, DiskCommand::SetRules(config.rules()));
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Notes that a store has been reached at an address, or why not.
+    pub(crate) fn store_state(&self, state: Result<String, String>) {
+        let mut store = self.store.lock();
+        let connections = store.as_ref().map_or(0, |store| store.connections);
+        let address = store.take().and_then(|store| store.address);
+        *store = Some(match state {
+            Ok(address) => StoreStatus {
+                address: Some(address),
+                away: None,
+                since: SystemTime::now(),
+                connections: connections + 1,
+            },
+            Err(why) => {
+                StoreStatus { address, away: Some(why), since: SystemTime::now(), connections }
+            }
+        });
     }
 }

@@ -1,57 +1,71 @@
-//! A virtqueue of a disk on its worker.
+//! A queue of a disk on its worker: requests of a guest's virtqueue, or of a connection from
+//! another host.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
-use disk::Status;
-use guestmem::GuestMemory;
+use disk::config::Rules;
 use sys::EventFd;
 use tokio::sync::oneshot;
-use virtqueue::TrackedQueue;
 
+use super::Disk;
+use super::connection::Connection;
 use super::request::{Job, Request};
+use super::ring::Ring;
 
-/// A running virtqueue of a disk.
+/// A running queue of a disk.
 pub(crate) struct LiveQueue {
-    pub(crate) queue: TrackedQueue,
-    pub(crate) mem: Arc<GuestMemory>,
-    /// That of the region of requests in flight.
-    pub(crate) region: Option<Arc<GuestMemory>>,
-    pub(crate) kick: Option<Arc<EventFd>>,
-    pub(crate) call: Option<Arc<EventFd>>,
+    pub(super) source: Source,
     pub(crate) enabled: bool,
-    /// The guest was asked to kick.
-    pub(crate) armed: bool,
-    /// The ring lied; it is not looked at any more.
+    /// Its source lied; it is not looked at any more.
     pub(super) faulted: bool,
     /// Popped, and not ended.
     pub(super) in_flight: usize,
     /// Waits until this time for the disk's limits; nothing is popped before.
     pub(super) held: Option<(u64, Job)>,
-    /// Ended since it was last decided whether to interrupt the guest.
+    /// Ended since who asked was told last.
     pub(super) untold: usize,
     /// Who waits for it to be quiet.
     pub(super) stopping: Option<oneshot::Sender<u32>>,
 }
 
+/// Where requests come from, and answers go.
+pub(super) enum Source {
+    /// A guest.
+    Ring(Box<Ring>),
+    /// Another host.
+    Connection(Box<Connection>),
+}
+
+/// What a pop gave.
+pub(super) enum Popped {
+    Nothing,
+    /// Something that was answered at once: a request that makes no sense, or a question.
+    Answered,
+    Job(Job),
+}
+
+/// A source that cannot be gone on with.
+pub(super) struct Fault {
+    /// Its memory has vanished.
+    pub(super) vanished: bool,
+    pub(super) reason: String,
+}
+
+/// What a request is judged by.
+pub(super) struct Judge<'d> {
+    pub(super) disk: &'d Disk,
+    pub(super) rules: &'d Rules,
+    pub(super) queue: usize,
+    pub(super) now: u64,
+}
+
 impl LiveQueue {
-    /// A queue that has just been made, with kicks asked for.
-    pub(crate) fn new(
-        queue: TrackedQueue,
-        mem: Arc<GuestMemory>,
-        region: Option<Arc<GuestMemory>>,
-        kick: Option<Arc<EventFd>>,
-        call: Option<Arc<EventFd>>,
-        enabled: bool,
-    ) -> LiveQueue {
+    fn new(source: Source, enabled: bool) -> LiveQueue {
         LiveQueue {
-            queue,
-            mem,
-            region,
-            kick,
-            call,
+            source,
             enabled,
-            armed: true,
             faulted: false,
             in_flight: 0,
             held: None,
@@ -60,44 +74,149 @@ impl LiveQueue {
         }
     }
 
-    /// Whether a pop would find something that may be taken.
+    /// A virtqueue that has just been made.
+    pub(crate) fn ring(ring: Ring, enabled: bool) -> LiveQueue {
+        LiveQueue::new(Source::Ring(Box::new(ring)), enabled)
+    }
+
+    /// A connection on which an image has just been opened.
+    pub(crate) fn connection(connection: Connection) -> LiveQueue {
+        LiveQueue::new(Source::Connection(Box::new(connection)), true)
+    }
+
+    /// Whether a pop may find something that may be taken.
     pub(super) fn ready(&self) -> bool {
         self.enabled
             && !self.faulted
             && self.held.is_none()
             && self.stopping.is_none()
-            && (self.queue.has_available() || self.vanished())
+            && match &self.source {
+                Source::Ring(ring) => ring.ready(),
+                Source::Connection(connection) => connection.ready(),
+            }
     }
 
+    /// Whether memory of it has vanished.
     pub(super) fn vanished(&self) -> bool {
-        self.mem.faulted() || self.region.as_ref().is_some_and(|region| region.faulted())
+        match &self.source {
+            Source::Ring(ring) => ring.vanished(),
+            Source::Connection(_) => false,
+        }
     }
 
-    /// Asks the guest to kick. Returns whether requests are waiting already.
+    /// The next request.
+    pub(super) fn pop(&mut self, judge: &Judge<'_>) -> Result<Popped, Fault> {
+        let popped = match &mut self.source {
+            Source::Ring(ring) => ring.pop(judge),
+            Source::Connection(connection) => connection.pop(judge),
+        };
+        match popped {
+            Ok(Popped::Job(_)) => self.in_flight += 1,
+            Ok(Popped::Answered) => self.untold += 1,
+            Ok(Popped::Nothing) | Err(_) => {}
+        }
+        popped
+    }
+
+    /// Wants to be woken up for more. Returns whether requests are waiting already.
     pub(super) fn arm(&mut self) -> bool {
         if self.faulted || self.stopping.is_some() {
             return false;
         }
-        if !self.armed {
-            self.armed = true;
-            return self.queue.queue().enable_kicks() && self.ready();
-        }
-        self.ready()
+        let waiting = match &mut self.source {
+            Source::Ring(ring) => ring.arm(),
+            Source::Connection(connection) => connection.arm(),
+        };
+        waiting && self.ready()
     }
 
+    /// No longer wants to be woken up.
     pub(super) fn disarm(&mut self) {
-        if self.armed && !self.faulted {
-            self.armed = false;
-            self.queue.queue().disable_kicks();
+        if let Source::Ring(ring) = &mut self.source
+            && !self.faulted
+        {
+            ring.disarm();
         }
     }
 
-    pub(super) fn complete(&mut self, request: Request, status: Status) {
-        let len = request.completion.finish(&self.mem, status);
-        self.queue.complete(request.ticket, len);
+    /// Gives an answer, which is seen after a [`LiveQueue::publish`] at the latest.
+    pub(super) fn complete(&mut self, request: Request, result: &io::Result<()>) {
+        match &mut self.source {
+            Source::Ring(ring) => ring.complete(request, result),
+            Source::Connection(connection) => connection.complete(request, result),
+        }
         self.in_flight = self.in_flight.saturating_sub(1);
         self.untold += 1;
     }
+
+    /// Shows answers that were given.
+    pub(super) fn publish(&mut self) {
+        if let Source::Ring(ring) = &mut self.source {
+            ring.publish();
+        }
+    }
+
+    /// Tells who asked that there are answers; by which interrupt, if one is wanted.
+    pub(super) fn tell(&mut self) -> Result<Option<&EventFd>, Fault> {
+        self.untold = 0;
+        match &mut self.source {
+            Source::Ring(ring) => Ok(ring.tell()),
+            Source::Connection(connection) => connection.flush().map(|()| None),
+        }
+    }
+
+    /// Where the next one would begin, once it has stopped.
+    pub(super) fn position(&mut self) -> u32 {
+        match &mut self.source {
+            Source::Ring(ring) => ring.position(),
+            Source::Connection(_) => 0,
+        }
+    }
+
+    /// By what it interrupts.
+    pub(super) fn call(&self) -> Option<&EventFd> {
+        match &self.source {
+            Source::Ring(ring) => ring.call.as_deref(),
+            Source::Connection(_) => None,
+        }
+    }
+
+    /// Whether another host was heard lately, and may be heard again soon.
+    pub(super) fn is_far(&self) -> bool {
+        matches!(&self.source, Source::Connection(connection) if connection.ready())
+    }
+
+    /// Whether nothing wakes its worker up.
+    pub(super) fn is_silent(&self) -> bool {
+        match &self.source {
+            Source::Ring(ring) => ring.kick.is_none(),
+            Source::Connection(_) => false,
+        }
+    }
+
+    /// Something has happened there.
+    pub(super) fn kicked(&mut self) {
+        if let Source::Connection(connection) = &mut self.source {
+            connection.kicked();
+        }
+    }
+
+    /// What wakes its worker up.
+    pub(crate) fn waker(&self) -> Option<Waker> {
+        match &self.source {
+            Source::Ring(ring) => ring.kick.clone().map(Waker::Kick),
+            Source::Connection(connection) => Some(Waker::Stream(connection.socket())),
+        }
+    }
+}
+
+/// What wakes a worker up.
+#[derive(Debug)]
+pub(crate) enum Waker {
+    /// A guest's kicks.
+    Kick(Arc<EventFd>),
+    /// What arrives at a socket, and room for what is to be sent.
+    Stream(Arc<std::net::TcpStream>),
 }
 
 impl fmt::Debug for LiveQueue {

@@ -8,9 +8,11 @@ use disk::counters::Kind;
 use disk::request::{Completion, Range};
 use disk::{Command, Operation, SECTOR};
 use guestmem::{Access, GuestMemory, Segments};
+use remote::Status;
 use virtqueue::Ticket;
 
 use super::DiskId;
+use super::pool::Loan;
 
 /// A request, and the guest memory it has left to move.
 #[derive(Debug)]
@@ -25,8 +27,7 @@ pub(crate) struct Request {
     pub(crate) disk: DiskId,
     /// The virtqueue.
     pub(super) queue: u16,
-    pub(super) ticket: Ticket,
-    pub(super) completion: Completion,
+    pub(super) origin: Origin,
     pub(super) kind: Kind,
     /// Bytes it is about, for the counters.
     pub(super) bytes: u64,
@@ -35,6 +36,27 @@ pub(crate) struct Request {
     pub(super) work: Work,
     /// Where it is written past the image: to be waited for before the image is changed.
     pub(super) past_image: bool,
+}
+
+/// Where a request came from, and its answer goes.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// A chain of a virtqueue.
+    Chain(Ticket, Completion),
+    /// A frame of a connection.
+    Frame(Box<Frame>),
+}
+
+/// A request of another host.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) tag: u64,
+    pub(super) request: remote::Request,
+    /// Where its data is.
+    pub(super) loan: Loan,
+    pub(super) data: Segments,
+    /// It is not carried out, but answered with this.
+    pub(super) refused: Option<Status>,
 }
 
 /// What is left to do.

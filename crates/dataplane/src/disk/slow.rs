@@ -23,6 +23,8 @@ const ALIGN: usize = 4096;
 pub(super) fn step(job: &Job, image: &DiskImage) -> io::Result<u64> {
     let segments = &job.segments;
     match (&job.request.work, image) {
+        // Not done here.
+        (_, DiskImage::Store(_)) => Err(io::ErrorKind::Unsupported.into()),
         (Work::Transfer { access, offset, stable, .. }, DiskImage::File(file)) => {
             transfer_file(*access, file, *offset, segments, *stable)
         }
@@ -108,6 +110,7 @@ fn transfer_image(
 fn clear(image: &DiskImage, range: Range, zero: bool) -> io::Result<()> {
     let (offset, len) = (range.sector * SECTOR, u64::from(range.sectors) * SECTOR);
     match (image, zero) {
+        (DiskImage::Store(_), _) => Err(io::ErrorKind::Unsupported.into()),
         (DiskImage::Image(image), false) => image.discard(offset, len),
         (DiskImage::Image(image), true) => image.write_zeroes(offset, len, range.unmap),
         (DiskImage::File(file), false) => match punch(file, offset, len) {

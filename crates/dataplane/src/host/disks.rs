@@ -1,61 +1,93 @@
 //! Disks made, changed and looked at.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use disk::SECTOR;
 use disk::counters::Totals;
-use tokio::sync::oneshot;
+use remote::control::Opened;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Host;
-use crate::disk::{Disk, DiskCommand, DiskId, DiskImage, config};
+use crate::disk::config::{self, Door, Faults, Made};
+use crate::disk::connection::Connection;
+use crate::disk::link::Link;
+use crate::disk::queue::LiveQueue;
+use crate::disk::{Disk, DiskCommand, DiskId, DiskImage};
 use crate::error::HostError;
-use crate::spec::{DiskLimits, DiskSpec};
+use crate::session::{QueueInfo, SessionTask};
+use crate::spec::{DiskLimits, DiskSpec, SocketMode};
 use crate::status::{DiskQueue, DiskStatus};
-use crate::worker::Command;
+use crate::store::keeper::{self, Keeper, Kept};
 
 /// A disk, and the task of its session.
 #[derive(Debug)]
 pub(super) struct Entry {
     disk: Arc<Disk>,
     /// None while it is being made or removed.
-    task: Option<config::DiskTask>,
+    task: Option<SessionTask>,
+    /// Of an image in a store.
+    keeper: Option<Keeper>,
 }
 
 impl Host {
-    /// Makes a disk and serves it to whoever connects to its socket.
+    /// Makes a disk and serves it to whoever connects to its socket. An image in a store is opened
+    /// there first.
     ///
     /// # Errors
     ///
-    /// The specification makes no sense, or the socket could not be made. Nothing is left behind
-    /// then.
+    /// The specification makes no sense, the socket could not be made, or no store opens the image.
+    /// Nothing is left behind then.
     pub async fn add_disk(&self, spec: &DiskSpec) -> Result<DiskId, HostError> {
+        if let Some(worker) = spec.worker {
+            self.check_worker(worker)?;
+        }
+        let far = match &spec.image {
+            DiskImage::Store(target) => Some((Arc::clone(target), keeper::open(target).await?)),
+            DiskImage::File(_) | DiskImage::Image(_) => None,
+        };
+        let (say, ends) = mpsc::unbounded_channel();
+        let opened = far.as_ref().map(|(_, connected)| (Link::new(say), &connected.opened));
         let workers = &self.0.workers;
-        let worker = match spec.worker {
-            Some(worker) => {
-                self.check_worker(worker)?;
-                worker
-            }
-            None => workers.choose(None, None),
-        };
+        let (disk, live, door) = self.enter(spec, opened, |made| {
+            let Made { disk, live, faults } = made;
+            let door = Door::open(spec, &disk, workers, faults)?;
+            Ok((disk, live, door))
+        })?;
+        disk.command(workers, DiskCommand::Add(live));
+        let keeper = far.map(|(target, connected)| {
+            let (disk, workers) = (Arc::clone(&disk), Arc::clone(workers));
+            let kept = Kept { disk, workers, target, ends };
+            Keeper::spawn(kept, connected, &self.0.runtime)
+        });
+        let task = door.spawn(&self.0.runtime);
+        if let Some(entry) = self.0.tables.lock().disks.get_mut(&disk.id) {
+            (entry.task, entry.keeper) = (Some(task), keeper);
+        }
+        Ok(disk.id)
+    }
+
+    /// Gives a disk a number and a worker.
+    fn enter<T>(
+        &self,
+        spec: &DiskSpec,
+        far: Option<(Link, &Opened)>,
+        finish: impl FnOnce(Made) -> Result<T, HostError>,
+    ) -> Result<T, HostError> {
+        let workers = &self.0.workers;
+        let worker = spec.worker.unwrap_or_else(|| workers.choose(None, None));
         let now = self.0.epoch.elapsed().as_nanos() as u64;
-        let (disk, live, made) = {
-            let mut tables = self.0.tables.lock();
-            let free = (0..u16::MAX).map(DiskId).find(|id| !tables.disks.contains_key(id));
-            let id = free.ok_or(HostError::TooManyDisks)?;
-            let (disk, live, made) = config::create(id, spec, worker, workers, now)?;
-            tables.disks.insert(id, Entry { disk: Arc::clone(&disk), task: None });
-            (disk, live, made)
-        };
+        let mut tables = self.0.tables.lock();
+        let free = (0..u16::MAX).map(DiskId).find(|id| !tables.disks.contains_key(id));
+        let made = config::make(free.ok_or(HostError::TooManyDisks)?, spec, worker, now, far)?;
+        let disk = Arc::clone(&made.disk);
+        let finished = finish(made)?;
         if let Some(shared) = workers.get(worker) {
             shared.assigned.fetch_add(1, Relaxed);
         }
-        disk.command(workers, DiskCommand::Add(live));
-        let task = made.spawn(&self.0.runtime);
-        if let Some(entry) = self.0.tables.lock().disks.get_mut(&disk.id) {
-            entry.task = Some(task);
-        }
-        Ok(disk.id)
+        tables.disks.insert(disk.id, Entry { disk, task: None, keeper: None });
+        Ok(finished)
     }
 
     /// Removes a disk: its session ends when what is in flight has ended. Its image is no longer
@@ -65,22 +97,56 @@ impl Host {
     ///
     /// It does not exist.
     pub async fn remove_disk(&self, id: DiskId) -> Result<(), HostError> {
-        let (disk, task) = {
+        let (disk, task, keeper) = {
             let mut tables = self.0.tables.lock();
             let entry = tables.disks.get_mut(&id).ok_or(HostError::NoSuchDisk)?;
-            (Arc::clone(&entry.disk), entry.task.take())
+            (Arc::clone(&entry.disk), entry.task.take(), entry.keeper.take())
         };
         if let Some(task) = task {
             task.stop().await;
         }
+        if let Some(keeper) = keeper {
+            keeper.stop().await;
+        }
+        self.leave(&disk).await;
+        Ok(())
+    }
+
+    /// Takes a disk from its worker; its queues have stopped.
+    async fn leave(&self, disk: &Disk) {
         let (done, removed) = oneshot::channel();
         disk.command(&self.0.workers, DiskCommand::Remove(done));
         let _ = removed.await;
         if let Some(shared) = self.0.workers.get(disk.worker) {
             shared.assigned.fetch_sub(1, Relaxed);
         }
-        self.0.tables.lock().disks.remove(&id);
-        Ok(())
+        self.0.tables.lock().disks.remove(&disk.id);
+    }
+
+    /// Makes a disk for another host.
+    pub(crate) fn serve_image(
+        &self,
+        name: String,
+        image: DiskImage,
+        size: u64,
+        read_only: bool,
+    ) -> Result<Served, HostError> {
+        let spec = DiskSpec {
+            name,
+            socket: PathBuf::new(),
+            mode: SocketMode::Server,
+            queues: 1,
+            image,
+            size,
+            read_only,
+            limits: DiskLimits::default(),
+            features_off: 0,
+            writethrough: None,
+            worker: None,
+        };
+        let Made { disk, live, faults } = self.enter(&spec, None, Ok)?;
+        disk.command(&self.0.workers, DiskCommand::Add(live));
+        Ok(Served { host: self.clone(), disk, faults })
     }
 
     /// Keeps a disk to these limits from now on.
@@ -125,14 +191,8 @@ impl Host {
     /// It does not exist, or no disk can be so large.
     pub fn resize_disk(&self, id: DiskId, size: u64) -> Result<(), HostError> {
         let disk = self.disk(id)?;
-        // Locked until the worker's mailbox has them: rules must arrive in the order they were made.
-        let mut config = disk.config.lock();
         let look = |source| HostError::DiskLook { disk: disk.name.clone(), source };
-        if config.resize(size / SECTOR).map_err(look)? {
-            disk.command(&self.0.workers, DiskCommand::SetRules(config.rules()));
-            disk.changed.notify_one();
-        }
-        Ok(())
+        disk.resize(&self.0.workers, size).map_err(look)
     }
 
     /// State and counters of a disk.
@@ -148,7 +208,7 @@ impl Host {
             bounced += counters.bounced.get();
         }
         let info = disk.info.lock();
-        let queue = |(index, info): (u16, &Option<crate::port::vhost::QueueInfo>)| {
+        let queue = |(index, info): (u16, &Option<QueueInfo>)| {
             let info = info.as_ref()?;
             Some(DiskQueue { index, size: info.size, packed: info.packed, enabled: info.enabled })
         };
@@ -170,6 +230,7 @@ impl Host {
             interrupts,
             bounced,
             queues: (0u16..).zip(&info.queues).filter_map(queue).collect(),
+            store: disk.store.lock().clone(),
         })
     }
 
@@ -179,9 +240,39 @@ impl Host {
     }
 }
 
-impl Disk {
-    /// Posts a command to the worker that serves the disk.
-    pub(crate) fn command(&self, workers: &crate::homes::Workers, command: DiskCommand) {
-        workers.post(self.worker, Command::Disk(self.id, command));
+/// A disk of another host.
+pub(crate) struct Served {
+    host: Host,
+    disk: Arc<Disk>,
+    faults: Faults,
+}
+
+impl Served {
+    /// Bytes that are written together.
+    pub(crate) fn block_size(&self) -> u32 {
+        self.disk.config.lock().spec().block_size
+    }
+
+    /// Serves this connection.
+    pub(crate) fn start(&self, connection: Connection) {
+        let queue = Box::new(LiveQueue::connection(connection));
+        self.disk.command(&self.host.0.workers, DiskCommand::Start(0, queue));
+    }
+
+    /// Waits until the connection cannot be gone on with: why.
+    pub(crate) async fn fault(&mut self) -> String {
+        match self.faults.recv().await {
+            Some((_, why)) => why,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends the connection: nothing it asked for is under way when this returns.
+    pub(crate) async fn end(&self) {
+        let (done, stopped) = oneshot::channel();
+        self.disk.command(&self.host.0.workers, DiskCommand::Stop(0, done));
+        // An error means that it was never started.
+        let _ = stopped.await;
+        self.host.leave(&self.disk).await;
     }
 }

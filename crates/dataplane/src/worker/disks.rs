@@ -1,24 +1,29 @@
 //! The disks of a worker, and the ring their files are read and written by.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use guestmem::Transfer;
-use sys::EventFd;
 use sys::uring::Ring;
 use tokio::runtime::Handle;
 
 use super::Worker;
 use super::sleep::{Bed, Token};
 use crate::disk::live::{LiveDisk, Tools};
+use crate::disk::queue::Waker;
 use crate::disk::request::{Job, Request};
 use crate::disk::{DiskCommand, DiskId};
 use crate::mailbox::Mailbox;
 
 /// Requests the ring takes between two system calls.
 const ENTRIES: u32 = 256;
-/// Time between two offers of the CPU to the kernel's own threads, in nanoseconds.
+/// Time between two offers of the CPU to others, in nanoseconds: to the kernel's own threads; and, by a
+/// worker that has nothing else to do, to the other side of a connection.
 const GIVE_WAY: u64 = 20_000;
+const GIVE_WAY_IDLE: u64 = 1_000;
+/// Whoever had the CPU for longer was not what was waited for, in nanoseconds; and how much longer it is
+/// kept then.
+const STOLEN: u64 = 500_000;
+const DEAR: u64 = 20;
 
 /// What a worker serves disks with.
 pub(super) struct Disks {
@@ -31,16 +36,16 @@ pub(super) struct Disks {
     /// For what may wait.
     runtime: Handle,
     epoch: Instant,
-    /// When the CPU was offered, in nanoseconds.
-    gave_way: u64,
+    /// The CPU is not offered before, in nanoseconds.
+    way_after: u64,
 }
 
 impl Disks {
     pub(super) fn new(runtime: Handle, epoch: Instant) -> Self {
-        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch, gave_way: 0 }
+        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch, way_after: 0 }
     }
 
-    /// Whether a pass would find something. `now` in nanoseconds.
+    /// Whether a pass would find something.
     fn waiting(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Ring::ready)
             || self.live.iter().flatten().any(|disk| disk.waiting())
@@ -106,18 +111,29 @@ impl Disks {
         ended
     }
 
-    /// Lets threads of the kernel run that work for the ring on this CPU: a flush, or the first write
-    /// after a file's time has moved on. They would wait for the end of this worker's time slice
-    /// otherwise, milliseconds. Without such a thread it costs a system call.
-    fn give_way(&mut self) {
-        if self.ring.as_ref().is_none_or(|ring| ring.in_flight() == 0) {
+    /// Lets others run that this worker waits for: threads of the kernel that work for the ring on this
+    /// CPU (a flush, or the first write after a file's time has moved on), and, when there is nothing
+    /// else to do, the other side of a connection to or from a store. They would wait for the end of
+    /// this worker's time slice otherwise, milliseconds. Without such a thread it costs a system call.
+    fn give_way(&mut self, idle: bool) {
+        let far = idle && self.live.iter().flatten().any(|disk| disk.is_far());
+        if !far && self.ring.as_ref().is_none_or(|ring| ring.in_flight() == 0) {
             return;
         }
         let now = self.now();
-        if now.saturating_sub(self.gave_way) >= GIVE_WAY {
-            self.gave_way = now;
-            rustix::thread::sched_yield();
+        if now < self.way_after {
+            return;
         }
+        rustix::thread::sched_yield();
+        let back = self.now();
+        let away = back - now;
+        // Somebody who was not waited for took a whole time slice: it is not offered again so soon.
+        self.way_after = back
+            + match (away > STOLEN, far) {
+                (true, _) => away * DEAR,
+                (false, true) => GIVE_WAY_IDLE,
+                (false, false) => GIVE_WAY,
+            };
     }
 
     /// Shows guests what has ended.
@@ -126,18 +142,63 @@ impl Disks {
             disk.close_all();
         }
     }
+
+    /// Something has happened at a queue.
+    pub(super) fn kicked(&mut self, id: DiskId, index: u16) {
+        if let Some(Some(disk)) = self.live.get_mut(usize::from(id.0)) {
+            disk.kicked(index);
+        }
+    }
+
+    /// The store of a disk may have answered.
+    pub(super) fn link_ready(&mut self, id: DiskId) {
+        if let Some(Some(disk)) = self.live.get_mut(usize::from(id.0)) {
+            disk.link_ready();
+        }
+    }
+
+    fn add(&mut self, disk: Box<LiveDisk>, bed: &Bed) {
+        if self.ring.is_none() {
+            match Ring::new(ENTRIES) {
+                Ok(ring) => {
+                    bed.add(ring.wake_fd(), Token::Ring);
+                    self.ring = Some(ring);
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "no io_uring: disks are served by other threads, slower");
+                }
+            }
+        }
+        let place = usize::from(disk.id().0);
+        if self.live.len() <= place {
+            self.live.resize_with(place + 1, || None);
+        }
+        if let Some(slot) = self.live.get_mut(place) {
+            *slot = Some(disk);
+            self.count += 1;
+        }
+    }
+
+    fn remove(&mut self, id: DiskId) {
+        if let Some(slot) = self.live.get_mut(usize::from(id.0))
+            && slot.take().is_some()
+        {
+            self.count -= 1;
+        }
+    }
 }
 
 impl Worker {
-    /// One pass over the disks; returns the requests taken and ended.
+    /// One pass over the disks, after one over the ports that took so many frames; returns the requests
+    /// taken and ended.
     #[inline]
-    pub(super) fn pass_disks(&mut self) -> usize {
+    pub(super) fn pass_disks(&mut self, frames: usize) -> usize {
         if self.disks.count == 0 {
             return 0;
         }
         let due = self.disks.waiting() || self.disk_due();
         let done = if due { self.disks.pass(&self.shared.mailbox) } else { 0 };
-        self.disks.give_way();
+        self.disks.give_way(frames + done == 0);
         done
     }
 
@@ -173,17 +234,22 @@ impl Worker {
                 let _ = done.send(());
             }
             DiskCommand::Start(index, queue) => {
-                if let Some(kick) = &queue.kick {
-                    bed.add(&**kick, Token::DiskKick(id, index));
+                match queue.waker() {
+                    Some(Waker::Kick(kick)) => bed.add(&*kick, Token::DiskKick(id, index)),
+                    Some(Waker::Stream(socket)) => {
+                        bed.add_stream(&*socket, Token::DiskKick(id, index));
+                    }
+                    None => {}
                 }
                 disks.with(id, mailbox, |disk, _| disk.start(index, queue));
             }
             DiskCommand::Stop(index, done) => {
                 let stop =
                     |disk: &mut LiveDisk, tools: &mut Tools<'_>| disk.stop(index, done, tools);
-                let kick: Option<Arc<EventFd>> = disks.with(id, mailbox, stop).flatten();
-                if let Some(kick) = kick {
-                    bed.remove(&*kick);
+                match disks.with(id, mailbox, stop).flatten() {
+                    Some(Waker::Kick(kick)) => bed.remove(&*kick),
+                    Some(Waker::Stream(socket)) => bed.remove(&*socket),
+                    None => {}
                 }
             }
             DiskCommand::SetCall(index, call) => {
@@ -196,13 +262,23 @@ impl Worker {
                 disks.with(id, mailbox, |disk, _| disk.set_rules(rules));
             }
             DiskCommand::SetLimits(limiter) => {
-                disks.with(id, mailbox, |disk, _| disk.set_limits(limiter));
+                disks.with(id, mailbox, |disk, tools| disk.set_limits(limiter, tools));
             }
             DiskCommand::Pause(done) => {
                 disks.with(id, mailbox, |disk, _| disk.pause(done));
             }
             DiskCommand::Resume(image) => {
-                disks.with(id, mailbox, |disk, _| disk.resume(image));
+                disks.with(id, mailbox, |disk, tools| disk.resume(image, tools));
+            }
+            DiskCommand::Connected(connected) => {
+                bed.add_stream(&*connected.wire.socket(), Token::Link(id));
+                disks.with(id, mailbox, |disk, tools| disk.connected(*connected, tools));
+            }
+            DiskCommand::CheckLink => {
+                disks.with(id, mailbox, LiveDisk::check_link);
+            }
+            DiskCommand::FailLink => {
+                disks.with(id, mailbox, LiveDisk::fail_link);
             }
             DiskCommand::Slow(job, result) => {
                 disks.with(id, mailbox, |disk, tools| {
@@ -213,46 +289,5 @@ impl Worker {
         }
         // What was begun here may have to be told to the kernel.
         disks.reap(mailbox);
-    }
-}
-
-impl Disks {
-    /// The guest kicked a queue.
-    pub(super) fn kicked(&self, id: DiskId, index: u16) {
-        if let Some(Some(disk)) = self.live.get(usize::from(id.0))
-            && let Some(counters) = disk.disk.counters.get(usize::from(index))
-        {
-            counters.kicks.add(1);
-        }
-    }
-
-    fn add(&mut self, disk: Box<LiveDisk>, bed: &Bed) {
-        if self.ring.is_none() {
-            match Ring::new(ENTRIES) {
-                Ok(ring) => {
-                    bed.add(ring.wake_fd(), Token::Ring);
-                    self.ring = Some(ring);
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "no io_uring: disks are served by other threads, slower");
-                }
-            }
-        }
-        let place = usize::from(disk.id().0);
-        if self.live.len() <= place {
-            self.live.resize_with(place + 1, || None);
-        }
-        if let Some(slot) = self.live.get_mut(place) {
-            *slot = Some(disk);
-            self.count += 1;
-        }
-    }
-
-    fn remove(&mut self, id: DiskId) {
-        if let Some(slot) = self.live.get_mut(usize::from(id.0))
-            && slot.take().is_some()
-        {
-            self.count -= 1;
-        }
     }
 }

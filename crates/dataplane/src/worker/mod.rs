@@ -216,7 +216,8 @@ impl Worker {
                 self.tick(Instant::now());
                 self.look_at_taps();
             }
-            let frames = self.pass() + self.pass_disks();
+            let frames = self.pass();
+            let frames = frames + self.pass_disks(frames);
             self.shared.polls.add(1);
             if frames == 0 && looks > 0 {
                 looks -= 1;
@@ -400,6 +401,10 @@ impl Worker {
         for token in bed.wait(limit) {
             match token {
                 Token::Mailbox | Token::Ring => only_kicks = false,
+                Token::Link(disk) => {
+                    only_kicks = false;
+                    disks.link_ready(disk);
+                }
                 Token::DiskKick(disk, index) => {
                     // Requests do not gather as frames do: mostly there is one, and it is awaited.
                     only_kicks = false;

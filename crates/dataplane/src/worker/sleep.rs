@@ -25,10 +25,12 @@ pub(super) enum Token {
     Kick(PortId, u16),
     /// A TAP queue is readable: port and queue.
     Tap(PortId, u16),
-    /// The guest kicked a queue of a disk.
+    /// The guest kicked a queue of a disk, or something happened on a connection that is one.
     DiskKick(DiskId, u16),
     /// The ring has completions.
     Ring,
+    /// Something has arrived on a disk's connection to its store, or there is room.
+    Link(DiskId),
 }
 
 impl Token {
@@ -39,6 +41,7 @@ impl Token {
             Self::Tap(port, index) => (2, port.0, index),
             Self::DiskKick(disk, index) => (3, disk.0, index),
             Self::Ring => (4, 0, 0),
+            Self::Link(disk) => (5, disk.0, 0),
         };
         kind << 32 | u64::from(port) << 16 | u64::from(index)
     }
@@ -50,6 +53,7 @@ impl Token {
             2 => Self::Tap(port, index),
             3 => Self::DiskKick(DiskId(port.0), index),
             4 => Self::Ring,
+            5 => Self::Link(DiskId(port.0)),
             _ => Self::Mailbox,
         }
     }
@@ -75,7 +79,16 @@ impl Bed {
     /// Edge-triggered: a kick is one event however often the eventfd was written, and costs no
     /// read to clear. Its counter is never read, so it never blocks the guest either.
     pub(super) fn add(&self, fd: &impl AsFd, token: Token) {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        self.add_for(fd, token, epoll::EventFlags::IN);
+    }
+
+    /// Wakes up for what arrives at a stream and for room there, from now on.
+    pub(super) fn add_stream(&self, fd: &impl AsFd, token: Token) {
+        self.add_for(fd, token, epoll::EventFlags::IN | epoll::EventFlags::OUT);
+    }
+
+    fn add_for(&self, fd: &impl AsFd, token: Token, what: epoll::EventFlags) {
+        let flags = what | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(token.encode());
         if let Err(error) = epoll::add(&self.epoll, fd, data, flags) {
             tracing::error!(?token, %error, "cannot wait for a descriptor");
@@ -121,6 +134,7 @@ mod tests {
             Token::Tap(PortId(7), u16::MAX),
             Token::DiskKick(DiskId(u16::MAX), 63),
             Token::Ring,
+            Token::Link(DiskId(u16::MAX)),
         ] {
             assert_eq!(Token::decode(token.encode()), token);
         }

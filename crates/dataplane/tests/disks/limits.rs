@@ -161,3 +161,26 @@ fn held_requests_reach_the_next_session() {
     ended.iter().for_each(|(_, done)| ok(done));
     plane.end();
 }
+
+/// A disk without an image carries nothing out: what it holds is left to who serves the queue next.
+#[test]
+fn a_stop_while_the_image_is_away_ends_and_loses_nothing() {
+    let plane = Plane::new();
+    for name in ["away", "packed!"] {
+        let (id, mut driver) = held(&plane, name);
+        plane.run(plane.host.pause_disk(id)).unwrap();
+        for queue in 0..2u16 {
+            driver.stop_queue(queue).unwrap();
+            assert!(driver.poll(queue.into()).unwrap().is_none(), "there is nothing to write to");
+            driver.start_queue(queue).unwrap();
+        }
+        let files = Files::new(Kind::Memory, SIZE);
+        plane.host.limit_disk(id, &NEVER).unwrap();
+        plane.host.resume_disk(id, files.image()).unwrap();
+        assert_eq!(driver.drain().unwrap().len(), 20);
+    }
+    let (id, _driver) = held(&plane, "gone");
+    plane.run(plane.host.pause_disk(id)).unwrap();
+    plane.run(plane.host.remove_disk(id)).unwrap();
+    plane.end();
+}

@@ -79,7 +79,7 @@ fn in_writethrough_mode_nothing_ends_before_it_is_stable() {
         let id = add(&plane, "disk", DiskImage::Image(stage.clone()), SIZE);
         let mut driver = connect(&plane, "disk", &options);
         let writeback = driver.frontend.get_config(60).unwrap()[device::CONFIG_WRITEBACK as usize];
-        assert_eq!(writeback, chosen.into());
+        assert_eq!(writeback, u8::from(chosen));
         if chosen {
             driver.frontend.set_config(device::CONFIG_WRITEBACK, &[0]).unwrap();
         }

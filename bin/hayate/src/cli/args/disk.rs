@@ -1,7 +1,10 @@
 //! What can be typed about images and disks.
 
 use super::{Output, words};
-use api::{DiskCache, ImageFormat, ImageName, MemorySize, Name, SocketMode};
+use api::{
+    DiskCache, ImageFormat, ImageName, ImageSource, MemorySize, Name, SocketMode, StoreAddress,
+    Transport,
+};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -102,6 +105,8 @@ snapshot as after a power cut. A raw image is a qcow2 one afterwards, which stan
         /// The image, or NAME@SNAPSHOT
         name: ImageName,
     },
+    /// Show the images of a store as files in a directory, in the foreground until SIGTERM
+    Mount(ImageMount),
     /// Look whether an image is whole; no disk may write it meanwhile
     Check {
         /// The image, or NAME@SNAPSHOT
@@ -109,6 +114,46 @@ snapshot as after a power cut. A raw image is a qcow2 one afterwards, which stan
         #[command(flatten)]
         output: Output,
     },
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  hayate image mount store://10.0.0.5:4420/ /mnt/images
+  cp /mnt/images/web web.raw                              (a copy of an image)
+  dd if=web.raw of=/mnt/images/web bs=1M conv=notrunc     (and back)
+  hayate image mount store://10.0.0.5:4420/ /mnt/images --readonly --cache
+
+Each image is a file of its size. While a file is open, so is the image: as for disks, one writes it
+or many read it, and everybody else is told that it is busy. Images are not made, removed or resized
+here; one that is emptied, as `cp` does before it writes, reads as zeroes and keeps its size.
+
+Whoever may be root mounts; others need fusermount3 (Debian: fuse3). `umount DIR` ends it as well. If
+it was killed, `umount DIR` cleans up.")]
+pub(crate) struct ImageMount {
+    /// The store: store://ADDR:PORT/, or several addresses of it with commas between
+    #[arg(value_name = "STORE")]
+    pub(crate) store: StoreAddress,
+    /// The directory to mount at
+    pub(crate) dir: PathBuf,
+    /// Nothing can be written: a snapshot never can
+    #[arg(long)]
+    pub(crate) readonly: bool,
+    /// Let the kernel cache what is read while files are open; without it every read is one of the
+    /// store, and files cannot be mapped into memory for writing
+    #[arg(long)]
+    pub(crate) cache: bool,
+    /// How bytes come from the store and go there: tcp, or auto, the best there is [default: auto]
+    #[arg(long, value_parser = words([Transport::Auto, Transport::Tcp], Transport::as_str))]
+    pub(crate) transport: Option<Transport>,
+    /// How long a program waits for a store that is away before it gets errors, in seconds
+    /// [default: until it is back]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) store_timeout: Option<u64>,
+    /// What is logged to standard error: error, warn, info, debug, trace, off, or PART=LEVEL
+    /// [default: info]
+    #[arg(long, value_name = "LEVEL", env = "HAYATE_LOG", hide_env_values = true)]
+    pub(crate) log: Option<String>,
 }
 
 const FORMATS: [ImageFormat; 2] = [ImageFormat::Raw, ImageFormat::Qcow2];
@@ -196,14 +241,17 @@ Examples:
   hayate disk add web --image web --socket /run/web-disk.sock
   hayate disk add tools --image tools --readonly
   hayate disk add db --image db --iops 5000 --bandwidth 200M
+  hayate disk add far --image store://10.0.0.5:4420/far
+  hayate disk add far --image store://10.0.0.5:4420,10.0.0.6:4420/far   (two stores, one backend)
 
 One writer: an image that a disk writes is refused to every other one, and to QEMU.")]
 pub(crate) struct DiskAdd {
     /// Its name: 1 to 63 letters, digits, '.', '_', '-'
     pub(crate) name: Name,
-    /// The image its bytes are in; `hayate image list` shows them
+    /// The image its bytes are in; `hayate image list` shows them. Or store://HOST:PORT/IMAGE, one in a
+    /// store on another host
     #[arg(long, value_name = "IMAGE")]
-    pub(crate) image: ImageName,
+    pub(crate) image: ImageSource,
     /// The VM it belongs to
     #[arg(long, value_name = "VM")]
     pub(crate) vm: Option<Name>,
@@ -225,6 +273,13 @@ pub(crate) struct DiskAdd {
     /// Worker that serves it, by number [default: the one with the most room]
     #[arg(long, value_name = "N")]
     pub(crate) worker: Option<u16>,
+    /// How bytes come from a store and go there: tcp, or auto, the best there is [default: auto]
+    #[arg(long, value_parser = words([Transport::Auto, Transport::Tcp], Transport::as_str))]
+    pub(crate) transport: Option<Transport>,
+    /// How long the guest waits for a store that is away before its requests fail, in seconds
+    /// [default: until it is back]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) store_timeout: Option<u64>,
     #[command(flatten)]
     pub(crate) limits: DiskLimit,
     #[command(flatten)]

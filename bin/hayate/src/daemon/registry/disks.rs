@@ -3,10 +3,17 @@
 use super::checks::{exists, invalid, not_static};
 use super::images::refusal;
 use super::{Disk, Failure, OpenDisk, Registry, Tables, host, not_found};
-use crate::plane::{DiskPlace, disk};
-use api::{DiskConfig, DiskLimits, Error, ErrorCode, Name, Origin, PortState, SocketMode, feature};
+use crate::plane::{DiskPlace, Source, disk};
+use api::{
+    DiskConfig, DiskLimits, Error, ErrorCode, ImageName, ImageSource, Name, Origin, PortState,
+    SocketMode, feature,
+};
+use dataplane::StoreTarget;
+use std::fs;
 use std::future::Future;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store::{Access, Cache, Owner, StoreError};
@@ -108,7 +115,14 @@ impl Registry {
         config: &DiskConfig,
         patience: Duration,
     ) -> Result<OpenDisk, Error> {
-        let image = self.open_image(name, config, patience).await?;
+        let image = match &config.image {
+            ImageSource::Local(image) => {
+                Source::Local(self.open_image(name, image, config, patience).await?)
+            }
+            ImageSource::Store { addresses, image } => {
+                Source::Store(Arc::new(self.target(name, config, addresses, image)?))
+            }
+        };
         let place = DiskPlace {
             socket: self.paths.disk_socket(name, config),
             writethrough: self.paths.writethrough(name),
@@ -129,6 +143,7 @@ impl Registry {
     async fn open_image(
         &self,
         name: &Name,
+        image: &ImageName,
         config: &DiskConfig,
         patience: Duration,
     ) -> Result<Arc<store::Image>, Error> {
@@ -138,7 +153,7 @@ impl Registry {
             api::DiskCache::Direct => Cache::Direct,
             api::DiskCache::Host => Cache::PageCache,
         };
-        let (catalog, image) = (self.catalog.clone(), config.image.clone());
+        let (catalog, image) = (self.catalog.clone(), image.clone());
         let opened = tokio::task::spawn_blocking(move || {
             let begin = Instant::now();
             loop {
@@ -154,6 +169,30 @@ impl Registry {
             Ok(image) => Ok(Arc::new(image.map_err(|error| refusal(&error))?)),
             Err(error) => Err(Error::new(ErrorCode::Host, error.to_string())),
         }
+    }
+
+    /// What a store is asked for.
+    fn target(
+        &self,
+        name: &Name,
+        config: &DiskConfig,
+        addresses: &[String],
+        image: &ImageName,
+    ) -> Result<StoreTarget, Error> {
+        let path = self.paths.session(name);
+        let session = session(&path).map_err(|error| {
+            Error::new(ErrorCode::Host, format!("{} cannot be used: {error}", path.display()))
+        })?;
+        let host = rustix::system::uname();
+        Ok(StoreTarget {
+            addresses: addresses.to_vec(),
+            image: image.clone(),
+            session,
+            client: format!("disk {name} of {}", host.nodename().to_string_lossy()),
+            write: !config.readonly,
+            patience: config.store_timeout.map(Duration::from_secs),
+            tls: self.tls.clone(),
+        })
     }
 
     /// Does something with the image of a disk while the disk has let go of it; the guest waits
@@ -180,9 +219,11 @@ impl Registry {
         // Closing an image may wait until what was written is stable.
         let _ = tokio::task::spawn_blocking(move || drop(open)).await;
         let done = work.await;
-        let open = match self.open_image(name, &config, PATIENCE).await {
+        let image = config.image.name();
+        let open = match self.open_image(name, image, &config, PATIENCE).await {
             Ok(image) => {
                 let resumed = self.plane.resume_disk(handle, &image);
+                let image = Source::Local(image);
                 resumed.map(|()| OpenDisk { handle, image }).map_err(Failure::from)
             }
             Err(error) => {
@@ -264,12 +305,13 @@ impl Registry {
     }
 
     fn forget_disk(&self, name: &Name) {
-        let kept = self.paths.writethrough(name);
-        match std::fs::remove_file(&kept) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                warn!("{} cannot be removed: {error}", kept.display());
+        for kept in [self.paths.writethrough(name), self.paths.session(name)] {
+            match std::fs::remove_file(&kept) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    warn!("{} cannot be removed: {error}", kept.display());
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 
@@ -279,7 +321,8 @@ impl Registry {
             socket: Some(self.paths.disk_socket(name, config)),
             mode: Some(config.mode.unwrap_or_default()),
             queues: Some(config.queues()),
-            cache: Some(config.cache.unwrap_or_default()),
+            cache: config.image.local().map(|_| config.cache.unwrap_or_default()),
+            transport: config.image.local().is_none().then(|| config.transport.unwrap_or_default()),
             ..config.clone()
         };
         full(one) == full(two)
@@ -324,6 +367,7 @@ impl Registry {
             kicks: 0,
             interrupts: 0,
             bounced: 0,
+            store: None,
             queues: Vec::new(),
             config: config.clone(),
             origin: *origin,
@@ -362,10 +406,41 @@ impl Registry {
             kicks: status.kicks,
             interrupts: status.interrupts,
             bounced: status.bounced,
+            store: status.store.map(|store| api::DiskStore {
+                address: store.address,
+                connected: store.away.is_none(),
+                away: store.away,
+                since: store.since.into(),
+                connections: store.connections,
+            }),
             queues: status.queues.iter().map(queue).collect(),
             ..view
         }
     }
+}
+
+/// The number by which a store knows a disk again, after a restart too: made at first, and shown to
+/// nobody else.
+fn session(path: &Path) -> io::Result<u128> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        text => Some(text?),
+    };
+    let known = text.and_then(|text| u128::from_str_radix(text.trim(), 16).ok());
+    if let Some(session) = known {
+        return Ok(session);
+    }
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    let session = u128::from_ne_bytes(bytes);
+    if let Some(parent) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    let mut file =
+        fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(format!("{session:032x}\n").as_bytes())?;
+    file.sync_all()?;
+    Ok(session)
 }
 
 impl Tables {

@@ -200,7 +200,7 @@ impl Registry {
 impl Tables {
     /// Names of the disks whose image this is.
     fn disks_of(&self, image: &ImageName) -> Vec<Name> {
-        let disks = self.disks.iter().filter(|(_, disk)| disk.config.image == *image);
+        let disks = self.disks.iter().filter(|(_, disk)| disk.config.image.local() == Some(image));
         disks.map(|(name, _)| name.clone()).collect()
     }
 
@@ -208,8 +208,9 @@ impl Tables {
     fn writer_of(&self, image: &ImageName) -> Option<(Name, DiskHandle, Arc<store::Image>)> {
         self.disks.iter().find_map(|(name, disk)| {
             let open = disk.open.as_ref().ok()?;
-            let writes = disk.config.image == *image && !disk.config.readonly;
-            writes.then(|| (name.clone(), open.handle, Arc::clone(&open.image)))
+            let writes = disk.config.image.local() == Some(image) && !disk.config.readonly;
+            let image = open.image.local().filter(|_| writes)?;
+            Some((name.clone(), open.handle, Arc::clone(image)))
         })
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use images::Tell;
 pub(crate) use restore::RestoreError;
 
 use crate::paths::Paths;
-use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle};
+use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle, Source};
 use crate::state::{State, StateFile};
 use api::{
     DiskConfig, Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig,
@@ -77,7 +77,7 @@ struct Disk {
 /// A disk that is served, and its image, which it keeps locked.
 struct OpenDisk {
     handle: DiskHandle,
-    image: Arc<store::Image>,
+    image: Source,
 }
 
 /// Why and since when a port or a disk is not open.
@@ -95,6 +95,8 @@ pub(crate) struct Registry {
     vhost_group: Option<rustix::fs::Gid>,
     store: StateFile,
     catalog: store::Catalog,
+    /// How stores are known, and know this host.
+    tls: Option<Arc<rustls::ClientConfig>>,
     started: (SystemTime, Instant),
     changing: Mutex<()>,
     tables: Arc<RwLock<Tables>>,
@@ -107,10 +109,12 @@ impl Registry {
         config_file: Option<PathBuf>,
         vhost_group: Option<rustix::fs::Gid>,
         catalog: store::Catalog,
+        tls: Option<Arc<rustls::ClientConfig>>,
     ) -> Self {
         Self {
             store: StateFile::new(&paths.state),
             catalog,
+            tls,
             plane,
             paths,
             config_file,

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use pace::{Moderation, Moderator};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
@@ -12,7 +11,6 @@ use switch::{PortId, Switch};
 use sys::{EventFd, Words};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 use vhost_session::socket::{Endpoint, SocketError};
 use vhost_session::{Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
 use virtio_bindings::virtio_config::{
@@ -23,11 +21,12 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 use virtqueue::{Journal, Queue};
 
 use crate::homes::{Homes, Workers};
+use crate::port::vhost::VhostPort;
 use crate::port::vhost::rx::LiveRx;
 use crate::port::vhost::tx::LiveTx;
-use crate::port::vhost::{Info, QueueInfo, VhostPort};
 use crate::port::{Kind, Port};
-use crate::spec::{PortSpec, SocketMode, VhostSpec};
+use crate::session::{self, Info, QueueInfo, SessionTask};
+use crate::spec::{PortSpec, VhostSpec};
 use crate::status::PortState;
 use crate::worker::Command;
 use crate::worker::placement::{TxCommand, TxId, TxQueue};
@@ -87,23 +86,6 @@ pub(crate) struct Wiring {
     pub(crate) numa: bool,
 }
 
-/// The running session task of a port.
-#[derive(Debug)]
-pub(crate) struct VhostTask {
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl VhostTask {
-    /// Ends the session and waits until its queues have stopped and the socket is gone.
-    pub(crate) async fn stop(self) {
-        let _ = self.stop.send(());
-        if let Err(error) = self.task.await {
-            tracing::error!(%error, "a session task failed");
-        }
-    }
-}
-
 /// Opens the socket and makes the port.
 ///
 /// # Errors
@@ -115,10 +97,7 @@ pub(crate) fn create(
     config: &VhostSpec,
     homes: Homes,
 ) -> Result<(Arc<Port>, Made), SocketError> {
-    let endpoint = match config.mode {
-        SocketMode::Server => Endpoint::server(&config.socket)?,
-        SocketMode::Client => Endpoint::client(&config.socket)?,
-    };
+    let endpoint = session::endpoint(&config.socket, config.mode)?;
     let device = DeviceSpec::net(offered() & !config.features_off, config.queues);
     let (report, faults) = mpsc::unbounded_channel();
     let kind = Kind::Vhost(VhostPort::new(config.queues, config.moderation, report));
@@ -149,22 +128,12 @@ fn open_rings(path: &Path, words: usize) -> io::Result<Words> {
 
 impl Made {
     /// Starts serving front ends.
-    pub(crate) fn spawn(self, port: Arc<Port>, wiring: Wiring, runtime: &Handle) -> VhostTask {
+    pub(crate) fn spawn(self, port: Arc<Port>, wiring: Wiring, runtime: &Handle) -> SessionTask {
         let port_name = port.name.clone();
         let mtu = port.mtu();
         let Self { endpoint, spec, faults, rings } = self;
         let device = NetDevice { port, mtu, wiring, faults, rings, running: Vec::new() };
-        let (stop, stopped) = oneshot::channel();
-        let serving = vhost_session::socket::serve(endpoint, spec, device, async {
-            // An error means that the port is gone: stop as well.
-            let _ = stopped.await;
-        });
-        let task = runtime.spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(port = %port_name, "cannot serve: {error}");
-            }
-        });
-        VhostTask { stop, task }
+        SessionTask::spawn(port_name, endpoint, spec, device, runtime)
     }
 }
 
@@ -242,10 +211,7 @@ impl NetDevice {
 impl Device for NetDevice {
     fn connected(&mut self) {
         while self.faults.try_recv().is_ok() {}
-        self.info(|info| {
-            info.sessions += 1;
-            info.enter(PortState::Connected);
-        });
+        self.info(Info::connected);
     }
 
     fn features(&mut self, negotiated: u64) {
@@ -350,11 +316,7 @@ impl Device for NetDevice {
         } else {
             self.rx_command(Command::SetEnabled(Arc::clone(&self.port), virtqueue / 2, enabled));
         }
-        self.info(|info| {
-            if let Some(Some(queue)) = info.queues.get_mut(usize::from(virtqueue)) {
-                queue.enabled = enabled;
-            }
-        });
+        self.info(|info| info.set_enabled(virtqueue, enabled));
     }
 
     fn set_mtu(&mut self, mtu: u16) {
@@ -377,21 +339,8 @@ impl Device for NetDevice {
     }
 
     fn disconnected(&mut self, why: &SessionEnd) {
-        let state = if why.is_fault() {
-            PortState::Faulted { reason: why.to_string() }
-        } else {
-            PortState::Waiting
-        };
         self.link(false);
         self.port.set_mtu(self.mtu);
-        self.info(|info| {
-            if let PortState::Faulted { reason } = &state {
-                info.last_fault = Some(format!("{}: {reason}", why.name()));
-            }
-            info.features = 0;
-            info.page_size = None;
-            info.since = SystemTime::now();
-            info.enter(state);
-        });
+        self.info(|info| info.disconnected(why));
     }
 }

@@ -13,14 +13,13 @@ pub(crate) mod rx;
 pub(crate) mod tx;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::SystemTime;
 
 use pace::Moderation;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use virtqueue::GuestFault;
 
-use crate::status::PortState;
+use crate::session::Info;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -41,49 +40,6 @@ pub(crate) struct VhostPort {
     pub(crate) moderation: Moderation,
     /// What the session told control.
     pub(crate) info: Mutex<Info>,
-}
-
-/// State of the session, for the status.
-#[derive(Debug)]
-pub(crate) struct Info {
-    pub(crate) state: PortState,
-    pub(crate) since: SystemTime,
-    pub(crate) sessions: u64,
-    pub(crate) last_fault: Option<String>,
-    pub(crate) features: u64,
-    pub(crate) page_size: Option<usize>,
-    /// Running queues by virtqueue index: layout and size.
-    pub(crate) queues: Vec<Option<QueueInfo>>,
-}
-
-/// A running queue, for the status.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueueInfo {
-    pub(crate) size: u16,
-    pub(crate) packed: bool,
-    pub(crate) enabled: bool,
-}
-
-impl Info {
-    pub(crate) fn new(queues: usize) -> Self {
-        Self {
-            state: PortState::Waiting,
-            since: SystemTime::now(),
-            sessions: 0,
-            last_fault: None,
-            features: 0,
-            page_size: None,
-            queues: vec![None; queues],
-        }
-    }
-
-    /// Enters `state`, noting the time if it is another one.
-    pub(crate) fn enter(&mut self, state: PortState) {
-        if self.state != state {
-            self.state = state;
-            self.since = SystemTime::now();
-        }
-    }
 }
 
 impl VhostPort {

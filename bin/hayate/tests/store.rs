@@ -1,0 +1,353 @@
+//! Disks whose images are in a store on another host: two network namespaces with a cable between.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use common::{Daemon, Namespace, until};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use testkit::block::{BlockDriver, BlockError, Options, Writer};
+use testkit::frontend::Frontend;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LISTEN: &str = "10.1.0.2:4420";
+const IMAGE: &str = "store://10.1.0.2:4420/disk";
+/// Sectors the guest writes, again and again.
+const SECTORS: u64 = 1024;
+
+/// Two hosts.
+struct Hosts {
+    near: Namespace,
+    far: Namespace,
+    dir: TempDir,
+    /// Whether both have to be known.
+    tls: bool,
+}
+
+/// A store that runs; killed when dropped.
+struct Store(Child);
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+impl Hosts {
+    /// With an image `disk` on the far one.
+    fn new(format: &str, tls: bool) -> Hosts {
+        let near = Namespace::new();
+        let far = Namespace::beside(near.pid());
+        near.inside(&format!("ip link add near type veth peer name far netns {}", far.pid()));
+        for (host, name, address) in [(&near, "near", "10.1.0.1"), (&far, "far", "10.1.0.2")] {
+            host.inside(&format!("ip address add {address}/24 dev {name}"));
+            host.inside(&format!("ip link set {name} up"));
+        }
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let maker = Daemon::start_in(&dir.path().join("far"), &[]);
+        maker.ok(&format!("image create disk --size 4M --format {format}"));
+        maker.ok("image create other --size 4M");
+        maker.stop();
+        let hosts = Hosts { near, far, dir, tls };
+        hosts.certify("far", &["--address", "10.1.0.2"]);
+        hosts.certify("near", &[]);
+        hosts
+    }
+
+    fn images(&self) -> PathBuf {
+        self.dir.path().join("far/state/images")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("store.log")
+    }
+
+    /// Makes certificates; where they are.
+    fn certify(&self, name: &str, more: &[&str]) -> PathBuf {
+        let dir = self.dir.path().join("pki");
+        let args = ["store", "cert", "--dir", dir.to_str().unwrap(), name];
+        let said = common::hayate(args.iter().chain(more));
+        assert_eq!(said.status, 0, "{said:?}");
+        PathBuf::from(said.out.trim())
+    }
+
+    /// Arguments by which a host has certificates, if it is to have some.
+    fn known(&self, name: &str) -> Vec<String> {
+        let dir = self.dir.path().join("pki").join(name);
+        if self.tls { vec!["--tls-dir".to_owned(), dir.display().to_string()] } else { Vec::new() }
+    }
+
+    fn store(&self) -> Store {
+        self.store_as("far")
+    }
+
+    fn store_as(&self, name: &str) -> Store {
+        let (images, known) = (self.images(), self.known(name));
+        let mut args =
+            vec!["store", "serve", "--dir", images.to_str().unwrap(), "--listen", LISTEN];
+        args.extend(known.iter().map(String::as_str));
+        Store(self.far.spawn_hayate(&args, &self.log()))
+    }
+
+    /// A daemon of the near host, not waited for.
+    fn spawn(&self) -> Daemon {
+        self.spawn_as("near")
+    }
+
+    fn spawn_as(&self, name: &str) -> Daemon {
+        let known = self.known(name);
+        let args: Vec<&str> = known.iter().map(String::as_str).collect();
+        Daemon::spawn_in(&self.near, &self.run_dir(), &args)
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("near")
+    }
+
+    fn daemon(&self) -> Daemon {
+        let mut daemon = self.spawn();
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    /// A daemon with the disk, which waits for the store to be there.
+    fn daemon_with_disk(&self) -> Daemon {
+        let daemon = self.daemon();
+        let add = format!("disk add disk --image {IMAGE} --queues 2");
+        until("the store answers", || daemon.cli(&add).status == 0);
+        daemon
+    }
+}
+
+fn guest(run_dir: &Path, packed: bool) -> Writer {
+    let options = Options { queues: 2, ..Options::new(packed) };
+    let driver = BlockDriver::connect(run_dir.join("disks/disk.sock"), &options).unwrap();
+    Writer::new(driver, SECTORS, 16, 5).unwrap()
+}
+
+/// Goes on writing until so many more writes have ended.
+fn write_more(writer: &mut Writer, more: u64) {
+    let wanted = writer.ended()[0] + more;
+    let begin = Instant::now();
+    while writer.ended()[0] < wanted {
+        writer.step().unwrap();
+        assert!(begin.elapsed() < PATIENCE, "nothing ends any more");
+    }
+}
+
+/// Brings the guest to a daemon that was started anew.
+fn reconnect(run_dir: &Path, writer: &mut Writer) {
+    let socket = run_dir.join("disks/disk.sock");
+    let begin = Instant::now();
+    loop {
+        let frontend = Frontend::connect_within(&socket, PATIENCE).unwrap();
+        match writer.driver.reconnect_over(frontend) {
+            Ok(()) => return,
+            // It was the socket of the one that was killed.
+            Err(BlockError::Frontend(error)) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_disk_has_its_image_elsewhere() {
+    let hosts = Hosts::new("raw", false);
+    let daemon = hosts.daemon();
+    let add = format!("disk add disk --image {IMAGE}");
+    daemon.fails(&add, 1, &["10.1.0.2:4420 does not answer", "Connection refused"]);
+    let store = hosts.store();
+    until("the store answers", || daemon.cli(&add).status == 0);
+    let wrong = |words: &str, status, parts: &[&str]| daemon.fails(words, status, parts);
+    wrong(&format!("disk add b --image {IMAGE}"), 1, &["refuses", "disk is in use by disk disk"]);
+    wrong("disk add b --image store://10.1.0.2:4420/none", 1, &["there is no image none"]);
+    wrong("disk add b --image store://10.1.0.2/none", 2, &["HOST:PORT"]);
+    wrong(&format!("disk add b --image {IMAGE} --cache host"), 2, &["--cache"]);
+    wrong("disk add b --image disk --transport tcp", 2, &["--transport"]);
+    wrong("image show disk", 4, &["no image"]);
+    daemon.ok("disk add b --image store://10.1.0.2:4420/other --transport tcp --store-timeout 60");
+    let shown = daemon.json("disk show b --json");
+    assert_eq!(shown["image"], "store://10.1.0.2:4420/other");
+    assert_eq!(shown["size"], 4 << 20);
+    assert_eq!(shown["store"]["connected"], true);
+    assert_eq!(shown["config"]["store_timeout"], 60);
+    assert!(daemon.ok("disk show disk").contains("10.1.0.2:4420, connected for"));
+    let mut writer = guest(&hosts.run_dir(), false);
+    write_more(&mut writer, 500);
+    drop(store);
+    let away = || daemon.json("disk show disk --json")["store"]["away"].as_str().is_some();
+    until("the store is away", away);
+    writer.step().unwrap();
+    let _store = hosts.store();
+    until("the store is back", || !away());
+    write_more(&mut writer, 500);
+    writer.settle().unwrap();
+    // A disk that is gone lets go of its image.
+    daemon.ok("disk del b");
+    until("it is free", || {
+        daemon.cli("disk add c --image store://10.1.0.2:4420/other").status == 0
+    });
+    drop(writer);
+    daemon.stop();
+}
+
+/// The store, the daemon or both are killed, ended in order, or held for a while.
+#[test]
+fn a_hundred_ends_lose_nothing() {
+    for (format, packed, rounds, tls) in [("raw", false, 60, false), ("qcow2", true, 40, true)] {
+        let hosts = Hosts::new(format, tls);
+        let (mut store, mut daemon) = (hosts.store(), hosts.daemon_with_disk());
+        let mut writer = guest(&hosts.run_dir(), packed);
+        for round in 0..rounds {
+            let some = writer.below(200);
+            write_more(&mut writer, some);
+            let end = if writer.below(4) == 0 { Signal::TERM } else { Signal::KILL };
+            match writer.below(5) {
+                0 | 1 => {
+                    signal(store.0.id(), end);
+                    writer.step().unwrap();
+                    store.0.wait().unwrap();
+                    store = hosts.store();
+                }
+                2 | 3 => {
+                    signal(daemon.pid(), end);
+                    daemon.wait();
+                    daemon = hosts.spawn();
+                    reconnect(&hosts.run_dir(), &mut writer);
+                }
+                _ => {
+                    signal(store.0.id(), Signal::KILL);
+                    signal(daemon.pid(), Signal::KILL);
+                    (_, _) = (store.0.wait().unwrap(), daemon.wait());
+                    store = hosts.store();
+                    daemon = hosts.spawn();
+                    reconnect(&hosts.run_dir(), &mut writer);
+                }
+            }
+            if round % 25 == 24 {
+                // It is there, and does nothing.
+                signal(store.0.id(), Signal::STOP);
+                let before = daemon.json("disk show disk --json")["store"]["connections"].clone();
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_secs(5) {
+                    writer.step().unwrap();
+                }
+                signal(store.0.id(), Signal::CONT);
+                write_more(&mut writer, 10);
+                let after = daemon.json("disk show disk --json")["store"]["connections"].clone();
+                assert_ne!(before, after);
+            }
+            if round % 4 == 0 {
+                writer.settle().unwrap();
+            }
+        }
+        writer.settle().unwrap();
+        let [writes, flushes] = writer.ended();
+        assert!(writes > rounds && flushes > rounds / 2, "{writes} writes, {flushes} flushes");
+        drop(writer);
+        daemon.ok("disk del disk");
+        daemon.stop();
+        drop(store);
+        let checker = Daemon::start_in(&hosts.dir.path().join("far"), &[]);
+        checker.ok("image check disk");
+        checker.stop();
+    }
+}
+
+/// The cable is pulled for a moment, and for longer than anybody waits for an answer; with
+/// `HAYATE_LONG` in the environment for half a minute and five minutes, too.
+#[test]
+fn a_link_that_was_down_is_used_again() {
+    let hosts = Hosts::new("raw", false);
+    let (_store, daemon) = (hosts.store(), hosts.daemon_with_disk());
+    let mut writer = guest(&hosts.run_dir(), false);
+    let long: &[u64] = if std::env::var_os("HAYATE_LONG").is_some() { &[30, 300] } else { &[] };
+    for seconds in [1, 6].iter().chain(long) {
+        write_more(&mut writer, 200);
+        hosts.far.inside("ip link set far down");
+        let down = Instant::now();
+        while down.elapsed() < Duration::from_secs(*seconds) {
+            writer.step().unwrap();
+        }
+        hosts.far.inside("ip link set far up");
+        let up = Instant::now();
+        write_more(&mut writer, 20);
+        println!("down for {seconds} s, first writes {:?} after it was up", up.elapsed());
+        writer.settle().unwrap();
+    }
+    drop(writer);
+    daemon.stop();
+}
+
+/// Whoever shows no certificate, one that is too old or by another authority, or has no right to an
+/// image, is refused, with a reason; and nobody else notices.
+#[test]
+fn only_the_known_are_served() {
+    let hosts = Hosts::new("raw", true);
+    let store = hosts.store();
+    let mut daemon = hosts.daemon_with_disk();
+    let mut writer = guest(&hosts.run_dir(), false);
+    write_more(&mut writer, 500);
+    let add = "disk add other --image store://10.1.0.2:4420/other";
+    let mut with = |change: &dyn Fn(), parts: &[&str]| {
+        signal(daemon.pid(), Signal::TERM);
+        daemon.wait();
+        change();
+        let mut stranger = hosts.spawn_as("stranger");
+        stranger.wait_until_ready();
+        stranger.fails(add, 1, parts);
+        stranger.stop();
+        daemon = hosts.spawn();
+        reconnect(&hosts.run_dir(), &mut writer);
+        write_more(&mut writer, 10);
+    };
+    let stranger = hosts.dir.path().join("pki/stranger");
+    with(&|| drop(hosts.certify("stranger", &["--days", "0"])), &["CertificateExpired"]);
+    with(
+        &|| {
+            let elsewhere = hosts.dir.path().join("elsewhere");
+            let args = ["store", "cert", "--dir", elsewhere.to_str().unwrap(), "stranger"];
+            assert_eq!(common::hayate(args).status, 0);
+            // It trusts the store's authority, but the store does not trust its.
+            for file in ["cert.pem", "key.pem"] {
+                std::fs::copy(elsewhere.join("stranger").join(file), stranger.join(file)).unwrap();
+            }
+        },
+        &["10.1.0.2:4420", "fatal alert"],
+    );
+    // Somebody without any certificate.
+    let mut plain = Daemon::spawn_in(&hosts.near, &hosts.dir.path().join("plain"), &[]);
+    plain.wait_until_ready();
+    plain.fails(add, 1, &["10.1.0.2:4420"]);
+    plain.stop();
+    // A host that is known, but has rights to some images only.
+    drop(store);
+    let rules = "[clients.near]\nwrite = [\"disk\"]\nread = [\"oth*\"]\n";
+    std::fs::write(hosts.dir.path().join("pki/far/clients.toml"), rules).unwrap();
+    let store = hosts.store();
+    write_more(&mut writer, 100);
+    daemon.fails(add, 1, &["may not write image other"]);
+    daemon.ok(&format!("{add} --readonly"));
+    // Something else than what it says it is.
+    drop(store);
+    hosts.certify("unnamed", &[]);
+    let store = hosts.store_as("unnamed");
+    let away = || daemon.json("disk show disk --json")["store"]["away"].to_string();
+    until("the disk says why", || away().contains("not valid for name"));
+    drop(store);
+    let _store = hosts.store();
+    write_more(&mut writer, 100);
+    writer.settle().unwrap();
+    drop(writer);
+    daemon.stop();
+}

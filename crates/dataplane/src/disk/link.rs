@@ -1,0 +1,299 @@
+//! A disk whose image is in a store: its requests, through any number of connections.
+//!
+//! The worker pushes requests and pumps; control makes connections and hands them over. While there
+//! is none, requests wait. What ends a connection is told to control, which makes another one.
+
+use std::io;
+
+use disk::SECTOR;
+use guestmem::{Access, Segments};
+use remote::control::Opened;
+use remote::frame::{self, FromStore};
+use remote::{Client, MAX_DATA, Operation, Request, Status};
+use tokio::sync::mpsc;
+
+use super::request::{Job, Work};
+use super::wire::{Wire, WireError};
+
+/// A connection is dead when nothing was heard for so long after it was asked, in nanoseconds.
+const SILENCE: u64 = 3_000_000_000;
+
+/// Most things taken from a connection before others have their turn.
+const BURST: usize = 256;
+
+/// A connection on which the image is open.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) wire: Wire,
+    pub(crate) opened: Opened,
+    /// Which start of the store's machine it is.
+    pub(crate) boot: String,
+    /// Where it leads.
+    pub(crate) address: String,
+}
+
+/// What a step of a request came to.
+pub(super) type Stepped = (Job, io::Result<u64>);
+
+/// The requests of a disk to its store.
+#[derive(Debug)]
+pub(crate) struct Link {
+    client: Client<Job>,
+    wire: Option<Wire>,
+    /// The reply whose data is arriving.
+    arriving: Option<Arriving>,
+    /// Something may have arrived.
+    pub(super) readable: bool,
+    /// When the store was asked for a sign, if nothing was heard since, in nanoseconds.
+    asked: Option<u64>,
+    /// The store was away for too long.
+    failing: bool,
+    /// Where control hears that a connection has ended, and why.
+    ends: mpsc::UnboundedSender<String>,
+}
+
+#[derive(Debug)]
+struct Arriving {
+    tag: u64,
+    /// Where to; `Err`: so many bytes nowhere, as the guest's memory has vanished.
+    to: Result<Segments, u64>,
+}
+
+/// What a request asks the store for next; `None`: nothing.
+fn ask(job: &Job) -> Option<Request> {
+    let request = |operation, offset, length| Request {
+        operation,
+        stable: false,
+        unmap: false,
+        handle: 0,
+        offset,
+        length,
+        buffers: Vec::new(),
+    };
+    match &job.request.work {
+        Work::Transfer { access, offset, stable, .. } => {
+            let length = job.segments.len().min(MAX_DATA.into());
+            Some(match access {
+                Access::Read => request(Operation::Read, *offset, length),
+                Access::Write => {
+                    Request { stable: *stable, ..request(Operation::Write, *offset, length) }
+                }
+            })
+        }
+        Work::Sync => Some(request(Operation::Flush, 0, 0)),
+        Work::Clear { ranges, zero, stable } => {
+            let range = ranges.front()?;
+            let (offset, length) = (range.sector * SECTOR, u64::from(range.sectors) * SECTOR);
+            Some(if *zero {
+                let (stable, unmap) = (*stable, range.unmap);
+                Request { stable, unmap, ..request(Operation::WriteZeroes, offset, length) }
+            } else {
+                request(Operation::Discard, offset, length)
+            })
+        }
+        Work::Nothing => None,
+    }
+}
+
+/// What the guest is told of it.
+fn error(status: Status) -> io::Error {
+    io::Error::other(match status {
+        Status::Ok | Status::Failed => "the store failed",
+        Status::OutOfRange => "the store says: out of range",
+        Status::ReadOnly => "the store says: read-only",
+        Status::Unsupported => "the store says: unsupported",
+        Status::NoSpace => return io::ErrorKind::StorageFull.into(),
+        Status::WrongHandle => "the store says: wrong handle",
+        Status::Unreachable => "the store cannot reach the guest's memory",
+    })
+}
+
+impl Link {
+    pub(crate) fn new(ends: mpsc::UnboundedSender<String>) -> Link {
+        Link {
+            client: Client::default(),
+            wire: None,
+            arriving: None,
+            readable: false,
+            asked: None,
+            failing: false,
+            ends,
+        }
+    }
+
+    /// Has the next step of a request done by the store. The request comes back if the store was away
+    /// for too long.
+    pub(super) fn push(&mut self, job: Job) -> Option<Job> {
+        match ask(&job) {
+            Some(request) if !self.failing => self.client.push(request, job),
+            _ => return Some(job),
+        }
+        None
+    }
+
+    /// Goes on with this connection.
+    pub(super) fn connected(&mut self, connected: Connected) {
+        self.disconnect();
+        self.client.connected(&connected.opened, &connected.boot);
+        self.wire = Some(connected.wire);
+        (self.asked, self.readable) = (None, true);
+        self.failing = false;
+    }
+
+    /// Everything that waits for the store fails, and what comes too, until there is a connection.
+    pub(super) fn fail(&mut self, _: u64, done: &mut Vec<Stepped>) {
+        if self.wire.is_none() {
+            self.failing = true;
+            let away = |job| (job, Err(io::Error::from(io::ErrorKind::TimedOut)));
+            done.extend(self.client.take_back(|_| true).into_iter().map(|back| away(back.job)));
+        }
+    }
+
+    /// Whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.wire.is_some()
+    }
+
+    /// Whether a look at the connection may find something.
+    pub(super) fn is_busy(&self) -> bool {
+        self.wire.is_some() && (self.readable || self.client.under_way() > 0)
+    }
+
+    /// Takes back what a queue waits for, if there is no connection: whoever serves the queue next
+    /// finds it in the region of requests in flight. Returns how many that were.
+    pub(super) fn take_back(&mut self, queue: u16) -> usize {
+        if self.wire.is_some() {
+            return 0;
+        }
+        self.client.take_back(|job| job.request.queue == queue).len()
+    }
+
+    fn disconnect(&mut self) -> bool {
+        self.client.disconnected();
+        self.arriving = None;
+        self.wire.take().is_some()
+    }
+
+    /// Sends what may be sent, and takes what has arrived: steps that have ended are added to `done`.
+    pub(super) fn pump(&mut self, _: u64, done: &mut Vec<Stepped>) {
+        if let Err(error) = self.try_pump(done) {
+            self.lost(&error, done);
+        }
+    }
+
+    fn lost(&mut self, error: &WireError, done: &mut Vec<Stepped>) {
+        if let WireError::Vanished(tag) = error
+            && let Some((gone, _)) = self.client.answered(*tag, Status::Failed)
+        {
+            // It is not sent again. The session of that memory ends by itself.
+            done.push((gone.job, Err(io::Error::other("the guest's memory has vanished"))));
+        }
+        if self.disconnect() {
+            // Nobody listens any more if the disk is being removed.
+            let _ = self.ends.send(error.to_string());
+        }
+    }
+
+    fn try_pump(&mut self, done: &mut Vec<Stepped>) -> Result<(), WireError> {
+        let Some(wire) = &mut self.wire else { return Ok(()) };
+        let mut left = BURST;
+        loop {
+            while let Some((tag, handle, sent)) = self.client.send() {
+                let request = Request { handle, ..sent.request.clone() };
+                wire.frame(|bytes| frame::request(bytes, tag, &request));
+                if request.operation == Operation::Write {
+                    wire.push(tag, sent.job.segments.first(request.length));
+                }
+            }
+            wire.flush()?;
+            self.readable = false;
+            let before = done.len();
+            while arrive(wire, &mut self.client, &mut self.arriving, done)? {
+                left -= 1;
+                if left == 0 {
+                    // Others have their turn first.
+                    self.readable = true;
+                    break;
+                }
+            }
+            if wire.heard() {
+                self.asked = None;
+            }
+            // Answers make room for what waits.
+            if done.len() == before || left == 0 {
+                return wire.flush();
+            }
+        }
+    }
+
+    /// Asks the store for a sign if it was silent for a while, and gives the connection up if it was
+    /// asked long ago.
+    pub(super) fn check(&mut self, now: u64, done: &mut Vec<Stepped>) {
+        let Some(wire) = &mut self.wire else { return };
+        match self.asked {
+            Some(at) if now.saturating_sub(at) >= SILENCE => {
+                self.lost(&WireError::Io(io::ErrorKind::TimedOut.into()), done);
+            }
+            Some(_) => {}
+            None => {
+                self.asked = Some(now);
+                wire.frame(|bytes| frame::ping(bytes, 0));
+                if let Err(error) = wire.flush() {
+                    self.lost(&error, done);
+                }
+            }
+        }
+    }
+}
+
+/// Takes the next thing that has arrived; whether there was one.
+fn arrive(
+    wire: &mut Wire,
+    client: &mut Client<Job>,
+    arriving: &mut Option<Arriving>,
+    done: &mut Vec<Stepped>,
+) -> Result<bool, WireError> {
+    if let Some(Arriving { tag, to }) = arriving {
+        let whole = match to {
+            Ok(segments) => match wire.data(segments) {
+                Err(WireError::Vanished(_)) => {
+                    let left = segments.len();
+                    *to = Err(left);
+                    return Ok(true);
+                }
+                whole => whole?,
+            },
+            Err(left) => wire.skip(left)?,
+        };
+        if !whole {
+            return Ok(false);
+        }
+        let vanished = to.is_err();
+        if let Some((answered, status)) = client.answered(*tag, Status::Ok) {
+            let result = match (status, vanished) {
+                (Status::Ok, false) => Ok(answered.request.length),
+                (Status::Ok, true) => Err(io::Error::other("the guest's memory has vanished")),
+                (status, _) => Err(error(status)),
+            };
+            done.push((answered.job, result));
+        }
+        *arriving = None;
+        return Ok(true);
+    }
+    let Some(next) = wire.item(|item| FromStore::of(&item))? else { return Ok(false) };
+    match next.ok_or(WireError::Unexpected("neither reply nor ping"))? {
+        FromStore::Pong => {}
+        FromStore::Ping(tag) => wire.frame(|bytes| frame::pong(bytes, tag)),
+        FromStore::Reply { tag, status, data } => {
+            let sent = client.reply(tag, status, data).map_err(WireError::Unexpected)?;
+            if data > 0 {
+                *arriving = Some(Arriving { tag, to: Ok(sent.job.segments.first(data.into())) });
+            } else if let Some((answered, status)) = client.answered(tag, status) {
+                let moved = answered.request.length;
+                let result = if status == Status::Ok { Ok(moved) } else { Err(error(status)) };
+                done.push((answered.job, result));
+            }
+        }
+    }
+    Ok(true)
+}

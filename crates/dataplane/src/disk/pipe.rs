@@ -1,0 +1,130 @@
+//! What the bytes of a connection go through: the socket, or TLS on it. Nothing waits.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use guestmem::{Part, Segments};
+use rustls::Connection;
+
+/// Guest memory is copied so much at a time to be encrypted.
+const CHUNK: usize = 16 << 10;
+
+/// The two ways.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    socket: Arc<TcpStream>,
+    tls: Option<Box<Connection>>,
+}
+
+/// Memory is not there any more: what the kernel reports.
+fn vanished() -> io::Error {
+    rustix::io::Errno::FAULT.into()
+}
+
+impl Pipe {
+    /// The socket must not block.
+    pub(crate) fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
+        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new) }
+    }
+
+    pub(super) fn socket(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.socket)
+    }
+
+    /// Whether guest memory goes to and from the socket without a copy.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// Takes what has arrived; 0: the peer has ended.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing has.
+    pub(super) fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else { return (&*self.socket).read(room) };
+        loop {
+            match tls.reader().read(room) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Without a word of farewell, which is how most end.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            if tls.read_tls(&mut &*self.socket)? == 0 {
+                return Ok(0);
+            }
+            let state = tls.process_new_packets();
+            if tls.wants_write() {
+                // An alert, or an answer: what the socket does not take is sent with what comes next.
+                let _ = tls.write_tls(&mut &*self.socket);
+            }
+            state.map_err(io::Error::other)?;
+        }
+    }
+
+    /// Fills guest memory with what has arrived, if it [is plain](Pipe::is_plain).
+    pub(super) fn receive(&self, to: &Segments) -> io::Result<usize> {
+        guestmem::receive(self.socket.as_fd(), to)
+    }
+
+    /// Sends of these parts what is taken; at least a byte.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing is. `EFAULT`: the memory of the first part has vanished.
+    pub(super) fn send<'a>(&mut self, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else { return guestmem::send(self.socket.as_fd(), parts) };
+        let mut taken = 0;
+        'parts: for part in parts {
+            match part {
+                Part::Own(bytes) => {
+                    let some = tls.writer().write(bytes)?;
+                    taken += some;
+                    if some < bytes.len() {
+                        break;
+                    }
+                }
+                Part::Guest(segments) => {
+                    let mut left = segments.clone();
+                    let mut chunk = [0; CHUNK];
+                    while !left.is_empty() {
+                        let copied = left.copy_to(&mut chunk);
+                        if segments.memory().faulted() {
+                            return if taken > 0 { Ok(taken) } else { Err(vanished()) };
+                        }
+                        let some = tls.writer().write(chunk.get(..copied).unwrap_or_default())?;
+                        taken += some;
+                        left.advance(some as u64);
+                        if some < copied {
+                            break 'parts;
+                        }
+                    }
+                }
+            }
+        }
+        match self.push() {
+            // It was taken, if not by the socket.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && taken > 0 => Ok(taken),
+            Err(error) => Err(error),
+            Ok(()) if taken > 0 => Ok(taken),
+            Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Sends what was encrypted.
+    ///
+    /// # Errors
+    /// `WouldBlock`: not all of it was taken.
+    pub(super) fn push(&mut self) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        while tls.wants_write() {
+            tls.write_tls(&mut &*self.socket)?;
+        }
+        Ok(())
+    }
+
+    /// Whether something was encrypted that the socket has not taken.
+    pub(super) fn is_behind(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+}

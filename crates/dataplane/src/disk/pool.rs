@@ -1,0 +1,125 @@
+//! Memory of a store's connection, through which the data of its requests goes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+/// What pieces begin and end at: any file can be read to and written from them.
+const PAGE: u64 = 4096;
+
+/// Memory, and what of it is free.
+#[derive(Debug)]
+pub(super) struct Pool {
+    memory: Arc<GuestMemory>,
+    /// Where free ranges begin, and their bytes; no two of them touch.
+    free: BTreeMap<u64, u64>,
+}
+
+/// A part of the pool, to be given back.
+#[derive(Debug)]
+pub(super) struct Loan(Vec<(u64, u64)>);
+
+impl Pool {
+    /// So many bytes, of which the kernel gives as much as is used.
+    pub(super) fn new(size: u64) -> io::Result<Pool> {
+        let size = size.next_multiple_of(PAGE).max(PAGE);
+        let file = memfd_create("hayate-store", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, size)?;
+        let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
+        let memory = GuestMemory::map(&[(spec, RegionFile::from(file))]);
+        let memory = memory.map_err(io::Error::other)?;
+        Ok(Pool { memory: Arc::new(memory), free: BTreeMap::from([(0, size)]) })
+    }
+
+    /// Memory for so many bytes, in as few pieces as there are; `None`: there is not as much.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<(Loan, Segments)> {
+        let mut left = bytes.next_multiple_of(PAGE);
+        let mut ranges = Vec::new();
+        // The first that is large enough, or else whatever there is.
+        let whole = self.free.iter().find(|(_, size)| **size >= left).map(|(start, _)| *start);
+        while left > 0 {
+            let (start, size) = match whole {
+                Some(start) => (start, self.free.remove(&start)?),
+                None => match self.free.pop_first() {
+                    Some(range) => range,
+                    None => {
+                        self.give_back(Loan(ranges));
+                        return None;
+                    }
+                },
+            };
+            let some = left.min(size);
+            if size > some {
+                self.free.insert(start + some, size - some);
+            }
+            ranges.push((start, some));
+            left -= some;
+        }
+        let slices = ranges
+            .iter()
+            .filter_map(|&(start, size)| self.memory.slice(start, u32::try_from(size).ok()?));
+        let segments = Segments::of(&self.memory, slices)?.first(bytes);
+        Some((Loan(ranges), segments))
+    }
+
+    /// Gives memory back that nobody uses any more.
+    pub(super) fn give_back(&mut self, loan: Loan) {
+        for (mut start, mut size) in loan.0 {
+            if let Some((&before, &bytes)) = self.free.range(..start).next_back()
+                && before + bytes == start
+            {
+                self.free.remove(&before);
+                (start, size) = (before, bytes + size);
+            }
+            if let Some(bytes) = self.free.remove(&(start + size)) {
+                size += bytes;
+            }
+            self.free.insert(start, size);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn nothing_is_lent_twice_and_everything_comes_back(
+            steps in prop::collection::vec((any::<bool>(), 1u64..20_000, any::<usize>()), 1..100),
+        ) {
+            const SIZE: u64 = 1 << 16;
+            let mut pool = Pool::new(SIZE).unwrap();
+            let mut lent: Vec<(Loan, Segments, u8)> = Vec::new();
+            let mut used = 0;
+            for (number, (take, bytes, which)) in steps.into_iter().enumerate() {
+                let pages = bytes.next_multiple_of(PAGE);
+                if take {
+                    let taken = pool.take(bytes);
+                    prop_assert_eq!(taken.is_some(), used + pages <= SIZE);
+                    if let Some((loan, segments)) = taken {
+                        prop_assert_eq!(segments.len(), bytes);
+                        segments.copy_from(&vec![number as u8; bytes as usize]);
+                        used += pages;
+                        lent.push((loan, segments, number as u8));
+                    }
+                } else if !lent.is_empty() {
+                    let (loan, segments, mark) = lent.swap_remove(which % lent.len());
+                    let mut bytes = vec![0; segments.len() as usize];
+                    segments.copy_to(&mut bytes);
+                    prop_assert!(bytes.iter().all(|byte| *byte == mark));
+                    used -= segments.len().next_multiple_of(PAGE);
+                    pool.give_back(loan);
+                }
+            }
+            for (loan, ..) in lent {
+                pool.give_back(loan);
+            }
+            prop_assert_eq!(pool.free, BTreeMap::from([(0, SIZE)]));
+        }
+    }
+}

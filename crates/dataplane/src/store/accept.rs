@@ -1,0 +1,383 @@
+//! Serving images to other hosts: connections from their disks.
+//!
+//! Each connection has at most one image open, on which it is a disk of this data plane like that of
+//! a guest, with the connection as its one queue.
+//!
+//! **THE rule of fencing.** Before an image is opened for a session, every connection of the same
+//! session has ended: nothing it asked for is under way any more, and nothing it asks for will be
+//! begun. The same holds for all connections of an image that is taken by force. Whether others may
+//! have it open at the same time is for the images themselves to say ([`Images::open`]).
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use remote::VERSION;
+use remote::control::{ImageName, Listed, Opened, Refused, Session, ToClient, ToStore, Why};
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::talk::{Known, Silence, Talk};
+use crate::disk::DiskImage;
+use crate::disk::connection::Connection;
+use crate::host::{Host, Served};
+
+/// How long a client may take for each message until an image is open.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections without an open image at once; more wait.
+const STRANGERS: usize = 128;
+/// How long each of them may take in all until it says which image it wants.
+const MEETING: Duration = Duration::from_secs(30);
+/// Characters of a client's name that are kept.
+const NAME: usize = 64;
+/// What a client may have under way: requests, and bytes that they move.
+const REQUESTS: u16 = 256;
+const BYTES: u32 = 4 << 20;
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Who it says it is, and where from.
+    pub name: String,
+    /// Its certificate, in DER, which one of the authorities that are trusted has signed. `None`: nobody
+    /// is asked for one.
+    pub certificate: Option<Vec<u8>>,
+}
+
+/// The images that are served. Called on threads that may wait.
+pub trait Images: Send + Sync + 'static {
+    /// Whether this client may have an image at all; asked before anybody else notices.
+    ///
+    /// # Errors
+    /// It may not.
+    fn allow(&self, image: &ImageName, write: bool, client: &Peer) -> Result<(), Refused>;
+
+    /// Opens one; `write`: for writing too.
+    ///
+    /// # Errors
+    /// It cannot be opened by this client, or not now.
+    fn open(&self, image: &ImageName, write: bool, client: &Peer) -> Result<OpenImage, Refused>;
+
+    /// All there are.
+    ///
+    /// # Errors
+    /// They cannot be looked at.
+    fn list(&self, client: &Peer) -> Result<Vec<Listed>, Refused>;
+}
+
+/// An image that was opened. It is closed when this is dropped.
+pub struct OpenImage {
+    /// Where its bytes are.
+    pub image: DiskImage,
+    /// Bytes.
+    pub size: u64,
+    /// One more with each time it was opened for writing.
+    pub epoch: u64,
+    /// Kept as long as it is open.
+    pub keep: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for OpenImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenImage").field("size", &self.size).finish_non_exhaustive()
+    }
+}
+
+/// Somebody who has an image open.
+struct Holder {
+    session: Session,
+    /// Tells it to end.
+    stop: watch::Sender<bool>,
+    /// Closed when it has.
+    gone: watch::Receiver<()>,
+}
+
+impl Holder {
+    fn is_there(&self) -> bool {
+        self.gone.has_changed().is_ok()
+    }
+}
+
+/// Those who have one image open, and the right to open it.
+type Holders = Arc<Mutex<Vec<Holder>>>;
+
+struct Store {
+    host: Host,
+    images: Arc<dyn Images>,
+    name: String,
+    tls: Option<Arc<ServerConfig>>,
+    boot: String,
+    open: parking_lot::Mutex<HashMap<ImageName, Holders>>,
+    handles: AtomicU32,
+}
+
+/// Serves images to whoever connects, until `shutdown` ends; then all connections have ended when
+/// this returns. `name` is this store's, for people. With `tls`, clients have to be known and everything is
+/// encrypted.
+///
+/// # Errors
+/// The machine does not say which start of it this is.
+pub async fn serve(
+    host: &Host,
+    listener: TcpListener,
+    images: Arc<dyn Images>,
+    name: String,
+    tls: Option<Arc<ServerConfig>>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let (open, handles) = (parking_lot::Mutex::default(), AtomicU32::new(1));
+    let store = Arc::new(Store { host: host.clone(), images, name, tls, boot, open, handles });
+    let (end, ending) = watch::channel(false);
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let mut connections = JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection cannot be accepted");
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (store, strangers) = (Arc::clone(&store), Arc::clone(&strangers));
+        let mut ending = ending.clone();
+        connections.spawn(async move {
+            let opened = tokio::select! {
+                opened = store.meet(stream, peer, &strangers) => opened,
+                _ = ending.wait_for(|end| *end) => None,
+            };
+            if let Some(opened) = opened {
+                opened.run(ending).await;
+            }
+        });
+    }
+    let _ = end.send(true);
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+/// An image that is open on a connection.
+struct Running {
+    store: Arc<Store>,
+    image: ImageName,
+    client: String,
+    opened: OpenImage,
+    served: Served,
+    stop: watch::Receiver<bool>,
+    /// Dropped at the end: who waits for it goes on.
+    _gone: watch::Sender<()>,
+}
+
+fn refused(why: Why, message: impl Into<String>) -> Refused {
+    Refused { why, message: message.into() }
+}
+
+impl Store {
+    /// Hears what a client wants, and opens the image for it.
+    async fn meet(
+        self: &Arc<Store>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        strangers: &Semaphore,
+    ) -> Option<Running> {
+        let _stranger = strangers.acquire().await.ok()?;
+        let known = self.tls.as_ref().map(Known::Client);
+        let mut talk = match Talk::new(stream, PATIENCE, known).await {
+            Ok(talk) => talk,
+            Err(error) => {
+                tracing::info!(%peer, "not let in: {error}");
+                return None;
+            }
+        };
+        let late = |_| Silence::Io(io::ErrorKind::TimedOut.into());
+        let heard = timeout(MEETING, self.hear(&mut talk, peer)).await.map_err(late);
+        match heard.flatten() {
+            Ok(Some((client, wish))) => match self.open(&client, wish, talk).await {
+                Ok(running) => return Some(running),
+                Err(error) => tracing::info!(client = client.name, "cannot be served: {error}"),
+            },
+            Ok(None) => {}
+            Err(Silence::Io(error)) => tracing::debug!(%peer, %error, "a client has gone"),
+            Err(Silence::Strange(what)) => tracing::info!(%peer, "this is no client: {what}"),
+        }
+        None
+    }
+
+    /// Answers a client until it opens an image: who it is, and its wish. `None`: it was refused.
+    async fn hear(
+        &self,
+        talk: &mut Talk,
+        peer: SocketAddr,
+    ) -> Result<Option<(Peer, Wish)>, Silence> {
+        let ToStore::Hello { version, client } = talk.hear().await? else {
+            let why = refused(Why::BadMessage, "the first message has to be hello");
+            talk.say(&ToClient::Refused(why)).await?;
+            return Ok(None);
+        };
+        if version < VERSION {
+            let why = format!("this store speaks version {VERSION}, not {version}");
+            talk.say(&ToClient::Refused(refused(Why::Version, why))).await?;
+            return Ok(None);
+        }
+        let certificate = talk.certificate().map(|certificate| certificate.to_vec());
+        // It goes into logs and files.
+        let client: String = client.chars().filter(|c| !c.is_control()).take(NAME).collect();
+        let client = Peer { name: format!("{client} ({peer})"), certificate };
+        let (store, boot) = (self.name.clone(), self.boot.clone());
+        talk.say(&ToClient::Welcome { version: VERSION, store, boot }).await?;
+        loop {
+            match talk.hear().await? {
+                ToStore::Open { image, write, session, fence } => {
+                    return Ok(Some((client, Wish { image, write, session, fence })));
+                }
+                ToStore::List => {
+                    let (images, asks) = (Arc::clone(&self.images), client.clone());
+                    let answer = match blocking(move || images.list(&asks)).await {
+                        Ok(images) => ToClient::Images { images },
+                        Err(why) => ToClient::Refused(why),
+                    };
+                    talk.say(&answer).await?;
+                }
+                ToStore::Hello { .. } => {
+                    let why = refused(Why::BadMessage, "hello was said already");
+                    talk.say(&ToClient::Refused(why)).await?;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Opens an image for a client once those who may not have it beside it have ended.
+    async fn open(
+        self: &Arc<Store>,
+        client: &Peer,
+        wish: Wish,
+        mut talk: Talk,
+    ) -> io::Result<Running> {
+        let (images, name, asks) = (Arc::clone(&self.images), wish.image.clone(), client.clone());
+        let write = wish.write;
+        // Who may not have it takes it from nobody.
+        let allowed = blocking(move || images.allow(&name, write, &asks)).await;
+        if let Err(why) = allowed {
+            return refuse(&mut talk, why).await;
+        }
+        let holders = {
+            let mut open = self.open.lock();
+            // Of images that nobody has, and nobody is opening, nothing is kept.
+            open.retain(|_, holders| {
+                Arc::strong_count(holders) > 1
+                    || holders.try_lock().is_ok_and(|all| all.iter().any(Holder::is_there))
+            });
+            Arc::clone(open.entry(wish.image.clone()).or_default())
+        };
+        // Nobody else opens this image meanwhile.
+        let mut holders = holders.lock().await;
+        holders.retain(Holder::is_there);
+        for holder in holders.iter() {
+            if holder.session == wish.session || wish.fence {
+                let _ = holder.stop.send(true);
+                // An error is what is waited for: it has ended.
+                while holder.gone.clone().changed().await.is_ok() {}
+            }
+        }
+        let (images, name, asks) = (Arc::clone(&self.images), wish.image.clone(), client.clone());
+        let opened = match blocking(move || images.open(&name, write, &asks)).await {
+            Ok(opened) => opened,
+            Err(why) => return refuse(&mut talk, why).await,
+        };
+        let client = client.name.clone();
+        let name = format!("{}@{client}", wish.image);
+        let served = self
+            .host
+            .serve_image(name, opened.image.clone(), opened.size, !write)
+            .map_err(io::Error::other)?;
+        let answer = Opened {
+            handle: self.handles.fetch_add(1, Relaxed),
+            epoch: opened.epoch,
+            size: opened.size,
+            block_size: served.block_size(),
+            requests: REQUESTS,
+            bytes: BYTES,
+            discard: true,
+        };
+        let said = talk.say(&ToClient::Opened(answer.clone())).await;
+        let started = said.and_then(|()| talk.into_wire()).and_then(|wire| {
+            served.start(Connection::new(wire, answer, write)?);
+            Ok(())
+        });
+        if let Err(error) = started {
+            served.end().await;
+            return Err(error);
+        }
+        let (stop, stopping) = watch::channel(false);
+        let (gone, going) = watch::channel(());
+        holders.push(Holder { session: wish.session, stop, gone: going });
+        tracing::info!(client, image = %wish.image, write, "opened");
+        Ok(Running {
+            store: Arc::clone(self),
+            image: wish.image,
+            client,
+            opened,
+            served,
+            stop: stopping,
+            _gone: gone,
+        })
+    }
+}
+
+/// Tells a client why it does not get what it asked for.
+async fn refuse<T>(talk: &mut Talk, why: Refused) -> io::Result<T> {
+    let text = why.message.clone();
+    talk.say(&ToClient::Refused(why)).await?;
+    Err(io::Error::other(text))
+}
+
+/// What a client asks to open.
+struct Wish {
+    image: ImageName,
+    write: bool,
+    session: Session,
+    fence: bool,
+}
+
+impl Running {
+    /// Serves the connection until it ends.
+    async fn run(mut self, mut ending: watch::Receiver<bool>) {
+        let why = tokio::select! {
+            why = self.served.fault() => why,
+            _ = self.stop.wait_for(|stop| *stop) => "another connection has the image now".to_owned(),
+            _ = ending.wait_for(|end| *end) => "this store ends".to_owned(),
+        };
+        // Nothing it asked for is under way after this.
+        self.served.end().await;
+        let opened = self.opened;
+        // Closing an image may wait until what was written is stable.
+        let _ = tokio::task::spawn_blocking(move || drop(opened)).await;
+        tracing::info!(client = %self.client, image = %self.image, "closed: {why}");
+        drop(self.store);
+    }
+}
+
+/// Does something that may wait.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refused> + Send + 'static,
+) -> Result<T, Refused> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(refused(Why::Failed, "the store failed")))
+}

@@ -1,0 +1,48 @@
+//! Images on other hosts: connections made and accepted, by control.
+//!
+//! ```text
+//! disk of a guest --> Keeper ==== TCP ==== accept --> Opened image --> LiveDisk, as for a guest
+//!   (LiveDisk, Link)                                  (LiveDisk, Connection)
+//! ```
+//!
+//! What is said until an image is open ([`talk`]) runs on the control runtime; from then on the
+//! connection belongs to a worker ([`crate::disk`]), which reads requests and answers between its
+//! other work. [`keeper`] makes the connections of a disk, [`accept`] serves those of others.
+
+pub(crate) mod accept;
+pub(crate) mod keeper;
+mod talk;
+
+use remote::control::Refused;
+
+/// Why an image in a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Nobody answers there.
+    #[error("the store at {address} does not answer: {source}")]
+    Connect {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// What it says makes no sense.
+    #[error("the store at {address} does not speak this protocol: {what}")]
+    Protocol {
+        /// Host and port.
+        address: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// It refuses.
+    #[error("the store at {address} refuses: {source}")]
+    Refused {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        source: Refused,
+    },
+    /// No address was given.
+    #[error("no address of a store was given")]
+    NoAddress,
+}

@@ -1,0 +1,159 @@
+//! What is said on a connection before requests are.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use remote::control;
+use remote::frame::{self, Item};
+use rustix::net::sockopt;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::disk::pipe::Pipe;
+use crate::disk::wire::Wire;
+
+/// A peer whose machine is gone is given up after so long without a sign of it.
+const DEAD: Duration = Duration::from_secs(20);
+/// Signs that are asked for meanwhile.
+const PROBES: u32 = 3;
+
+/// Whom the peer has to be, and who this is.
+pub(super) enum Known<'c> {
+    /// The store of this name.
+    Store(&'c Arc<ClientConfig>, ServerName<'static>),
+    /// A client.
+    Client(&'c Arc<ServerConfig>),
+}
+
+/// A connection on which messages are exchanged.
+pub(super) struct Talk {
+    stream: Stream,
+    arrived: Vec<u8>,
+    patience: Duration,
+}
+
+/// As it is, or encrypted.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Why nothing was heard.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Silence {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Strange(String),
+}
+
+impl Talk {
+    /// On this connection; `patience`: how long to wait for each message, and for the peers to know each
+    /// other, if they are to.
+    pub(super) async fn new(
+        stream: TcpStream,
+        patience: Duration,
+        known: Option<Known<'_>>,
+    ) -> io::Result<Talk> {
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, DEAD / (PROBES + 1))?;
+        sockopt::set_tcp_keepintvl(&stream, DEAD / (PROBES + 1))?;
+        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+        sockopt::set_tcp_user_timeout(&stream, DEAD.as_millis() as u32)?;
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        let stream = match known {
+            None => Stream::Plain(stream),
+            Some(Known::Store(config, name)) => {
+                let connecting = TlsConnector::from(Arc::clone(config)).connect(name, stream);
+                Stream::Tls(Box::new(timeout(patience, connecting).await.map_err(late)??.into()))
+            }
+            Some(Known::Client(config)) => {
+                let accepting = TlsAcceptor::from(Arc::clone(config)).accept(stream);
+                Stream::Tls(Box::new(timeout(patience, accepting).await.map_err(late)??.into()))
+            }
+        };
+        Ok(Talk { stream, arrived: Vec::new(), patience })
+    }
+
+    /// Says something.
+    pub(super) async fn say(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        frame::control(&mut bytes, &control::encode(message));
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        let write = async {
+            match &mut self.stream {
+                Stream::Plain(stream) => stream.write_all(&bytes).await,
+                Stream::Tls(stream) => {
+                    stream.write_all(&bytes).await?;
+                    stream.flush().await
+                }
+            }
+        };
+        timeout(self.patience, write).await.map_err(late)?
+    }
+
+    /// The peer's certificate.
+    pub(super) fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        match &self.stream {
+            Stream::Plain(_) => None,
+            Stream::Tls(stream) => stream.get_ref().1.peer_certificates()?.first(),
+        }
+    }
+
+    /// Waits for a message.
+    pub(super) async fn hear<M: DeserializeOwned>(&mut self) -> Result<M, Silence> {
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        timeout(self.patience, self.next()).await.map_err(late)?
+    }
+
+    async fn next<M: DeserializeOwned>(&mut self) -> Result<M, Silence> {
+        loop {
+            let parsed =
+                frame::parse(&self.arrived).map_err(|e| Silence::Strange(e.to_string()))?;
+            match parsed {
+                Some((Item::Control(json), used)) => {
+                    let message = control::decode(json).map_err(Silence::Strange);
+                    self.arrived.drain(..used);
+                    return message;
+                }
+                Some(_) => return Err(Silence::Strange("a message was expected".to_owned())),
+                None => {}
+            }
+            // A message is limited, and so is what is kept of one.
+            let count = match &mut self.stream {
+                Stream::Plain(stream) => stream.read_buf(&mut self.arrived).await?,
+                Stream::Tls(stream) => stream.read_buf(&mut self.arrived).await?,
+            };
+            if count == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+    }
+
+    /// The connection, for requests.
+    pub(super) fn into_wire(self) -> io::Result<Wire> {
+        // It does not block, and goes on not to.
+        let (stream, tls) = match self.stream {
+            Stream::Plain(stream) => (stream, None),
+            Stream::Tls(stream) => match *stream {
+                TlsStream::Client(stream) => {
+                    let (stream, tls) = stream.into_inner();
+                    (stream, Some(tls.into()))
+                }
+                TlsStream::Server(stream) => {
+                    let (stream, tls) = stream.into_inner();
+                    (stream, Some(tls.into()))
+                }
+            },
+        };
+        Ok(Wire::new(Pipe::new(stream.into_std()?, tls), &self.arrived))
+    }
+}

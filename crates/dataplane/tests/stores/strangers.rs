@@ -1,0 +1,154 @@
+//! Clients that do not keep to the protocol.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use dataplane::store_control::{Session, ToClient, ToStore, Why, decode, encode};
+use remote::frame::{self, Item};
+use remote::{Operation, Request, Status};
+use testkit::block::{Request as Block, status};
+
+use crate::common::plane::Plane;
+use crate::common::wait;
+use crate::rig::{SIZE, Store, add, connect, target};
+
+/// A client by hand.
+struct Client {
+    stream: TcpStream,
+    arrived: Vec<u8>,
+}
+
+impl Client {
+    fn new(store: &Store) -> Client {
+        Client { stream: TcpStream::connect(store.address).unwrap(), arrived: Vec::new() }
+    }
+
+    fn say(&mut self, message: &ToStore) {
+        let mut bytes = Vec::new();
+        frame::control(&mut bytes, &encode(message));
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The next item as this makes of it; `None`: the store closed the connection.
+    fn next<T>(&mut self, take: impl Fn(Item<'_>) -> T) -> Option<T> {
+        loop {
+            if let Some((item, used)) = frame::parse(&self.arrived).unwrap() {
+                let taken = take(item);
+                self.arrived.drain(..used);
+                return Some(taken);
+            }
+            let mut more = [0; 4096];
+            match self.stream.read(&mut more) {
+                Ok(count @ 1..) => self.arrived.extend(&more[..count]),
+                _ => return None,
+            }
+        }
+    }
+
+    fn hear(&mut self) -> Option<ToClient> {
+        self.next(|item| match item {
+            Item::Control(json) => decode(json).unwrap(),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    /// Opens the image; its handle.
+    fn open(store: &Store, write: bool) -> (Client, u32) {
+        let mut client = Client::new(store);
+        client.say(&ToStore::Hello { version: 1, client: "hand".to_owned() });
+        assert!(matches!(client.hear(), Some(ToClient::Welcome { version: 1, .. })));
+        let (image, session) = ("disk".parse().unwrap(), Session(99));
+        client.say(&ToStore::Open { image, write, session, fence: false });
+        match client.hear() {
+            Some(ToClient::Opened(opened)) => (client, opened.handle),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn ask(&mut self, tag: u64, request: &Request, data: &[u8]) {
+        let mut bytes = Vec::new();
+        frame::request(&mut bytes, tag, request);
+        bytes.extend_from_slice(data);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    fn answer(&mut self) -> Option<(u64, Status, u32)> {
+        self.next(|item| match item {
+            Item::Reply { tag, status, data } => (tag, status, data),
+            other => panic!("{other:?}"),
+        })
+    }
+}
+
+fn ask(operation: Operation, handle: u32, offset: u64, length: u64) -> Request {
+    let (stable, unmap, buffers) = (false, false, Vec::new());
+    Request { operation, stable, unmap, handle, offset, length, buffers }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let store = Store::new(false);
+    let (mut client, handle) = Client::open(&store, false);
+    let read = |handle, offset, length| ask(Operation::Read, handle, offset, length);
+    for (number, (request, wanted)) in [
+        (read(handle, SIZE - 512, 1024), Status::OutOfRange),
+        (read(handle + 1, 0, 512), Status::WrongHandle),
+        (ask(Operation::WriteZeroes, handle, 0, 512), Status::ReadOnly),
+        (ask(Operation::Discard, handle, 0, 512), Status::ReadOnly),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        client.ask(number as u64, &request, &[]);
+        assert_eq!(client.answer(), Some((number as u64, wanted, 0)));
+    }
+    client.ask(10, &ask(Operation::Write, handle, 0, 512), &[5; 512]);
+    assert_eq!(client.answer(), Some((10, Status::ReadOnly, 0)));
+    // It is a good client otherwise.
+    client.ask(11, &read(handle, 0, 512), &[]);
+    assert_eq!(client.answer(), Some((11, Status::Ok, 512)));
+}
+
+/// Each ends its own connection, and no other disk notices.
+#[test]
+fn who_does_not_speak_the_protocol_is_hung_up_on() {
+    let (store, plane) = (Store::new(false), Plane::new());
+    let other = Store::new(false);
+    add(&plane, "disk", target(other.address, 1)).unwrap();
+    let mut guest = connect(&plane, "disk", false);
+    let mut garbage = Client::new(&store);
+    let _ = garbage.stream.write_all(&[0xa5; 100]);
+    assert_eq!(garbage.next(|_| ()), None);
+    let mut rude = Client::new(&store);
+    rude.say(&ToStore::List);
+    assert!(matches!(rude.hear(), Some(ToClient::Refused(why)) if why.why == Why::BadMessage));
+    assert_eq!(rude.hear(), None);
+    let mut old = Client::new(&store);
+    old.say(&ToStore::Hello { version: 0, client: String::new() });
+    assert!(matches!(old.hear(), Some(ToClient::Refused(why)) if why.why == Why::Version));
+    let mut curious = Client::new(&store);
+    curious.say(&ToStore::Hello { version: 7, client: String::new() });
+    assert!(matches!(curious.hear(), Some(ToClient::Welcome { version: 1, .. })));
+    curious.say(&ToStore::List);
+    assert!(matches!(curious.hear(), Some(ToClient::Images { images }) if images.len() == 1));
+
+    // After an image was opened.
+    let (mut garbage, _) = Client::open(&store, true);
+    garbage.stream.write_all(&[0xa5; 100]).unwrap();
+    assert_eq!(garbage.answer(), None);
+    wait(|| "it is closed".into(), || store.shelf.writers() == 0);
+    let (mut chatty, _) = Client::open(&store, true);
+    chatty.say(&ToStore::List);
+    assert_eq!(chatty.answer(), None);
+    wait(|| "it is closed".into(), || store.shelf.writers() == 0);
+    let (mut greedy, handle) = Client::open(&store, true);
+    let mut bytes = Vec::new();
+    for tag in 0..1000 {
+        frame::request(&mut bytes, tag, &ask(Operation::Read, handle, 0, 1 << 20));
+    }
+    greedy.stream.write_all(&bytes).unwrap();
+    let mut stream = greedy.stream;
+    while let Ok(1..) = stream.read(&mut [0; 65536]) {}
+    wait(|| "it is closed".into(), || store.shelf.writers() == 0);
+    assert_eq!(guest.run(&Block::write(0, &[1; 512])).unwrap().status, Some(status::OK));
+}

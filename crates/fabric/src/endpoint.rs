@@ -1,0 +1,652 @@
+//! One connection, and the operations on it.
+
+#![expect(unsafe_code)]
+// UNSAFETY: hands a library addresses that it uses after the call has returned.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::mem::forget;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll;
+
+use crate::address;
+use crate::cut::{Cursor, Limits, Part};
+use crate::error::{Error, string};
+use crate::fabric::{Domain, Info};
+use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
+use crate::listener::Events;
+use crate::memory::{Kept, Local, Remote};
+
+/// Most completions taken from the library at once.
+const BATCH: usize = 32;
+
+/// How many operations the provider is given at once; more wait in the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Sends, and parts of reads and writes: 1 to 4096, at most what the provider takes.
+    pub transmits: u16,
+    /// Receives, the same.
+    pub receives: u16,
+}
+
+impl Default for Depth {
+    fn default() -> Depth {
+        Depth { transmits: 128, receives: 128 }
+    }
+}
+
+/// How a connection is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Being made. What is asked for meanwhile begins afterwards.
+    Connecting,
+    /// In use.
+    Connected,
+    /// The peer has gone, or is not there; nothing moves any more.
+    Ended(Error),
+}
+
+/// An operation that has ended.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// Whose it was.
+    pub owner: T,
+    /// The memory it was about.
+    pub local: Local,
+    /// How many bytes were moved. After an error any part of them may have been.
+    pub result: Result<u64, Error>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Send,
+    Receive,
+    Write,
+    Read,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Operation::Send => "send",
+            Operation::Receive => "receive",
+            Operation::Write => "remote write",
+            Operation::Read => "remote read",
+        }
+    }
+}
+
+/// An operation that has not ended.
+struct Work<T> {
+    operation: Operation,
+    local: Local,
+    remote: Vec<Remote>,
+    owner: T,
+    cursor: Cursor,
+    /// Everything was handed to the provider, or what was not never will be.
+    begun: bool,
+    /// Parts that the provider has.
+    parts: u32,
+    result: Result<u64, Error>,
+}
+
+/// One direction: which contexts are free, and which operations wait for one.
+struct Lane {
+    free: Vec<u32>,
+    waiting: VecDeque<u32>,
+}
+
+/// A connection to one peer, with a completion queue of its own.
+///
+/// It belongs to one thread at a time, which calls [`Endpoint::poll`] again and again: nothing moves
+/// otherwise, over `tcp` not even what the peer does with registered memory. Nothing waits. A thread that
+/// wants to sleep asks [`Endpoint::may_sleep`] and then waits for the descriptor ([`AsFd`]).
+///
+/// A network that is cut is not always noticed: whoever expects an answer has a clock, and drops the
+/// endpoint.
+///
+/// Every operation has an owner, any value, which [`Endpoint::ended`] gives back with the result.
+pub struct Endpoint<T> {
+    /// `None` when closed. The rest is in the order in which it has to be closed.
+    handle: Option<Handle<EndpointId>>,
+    completions: Handle<CompletionsId>,
+    events: Events,
+    readiness: OwnedFd,
+    state: State,
+    /// One for each operation that the provider may have at once, those of transmits first. Never moved.
+    contexts: Vec<Context>,
+    /// The operation of each.
+    users: Vec<u32>,
+    transmits: Lane,
+    receives: Lane,
+    works: Vec<Option<Work<T>>>,
+    free: Vec<u32>,
+    ended: VecDeque<Ended<T>>,
+    limits: Limits,
+    part: Part,
+    kept: Arc<Kept>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: what is open any thread may use; the pointers of `part` are those of operations, which may be sent
+// too; contexts are only the library's.
+unsafe impl<T: Send> Send for Endpoint<T> {}
+
+impl<T> Endpoint<T> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        info: &Info,
+        depth: Depth,
+    ) -> Result<Endpoint<T>, Error> {
+        let traits = info.traits();
+        let transmits = usize::from(depth.transmits.max(1)).min(traits.transmits);
+        let receives = usize::from(depth.receives.max(1)).min(traits.receives);
+        let slots = transmits + receives;
+        // Before any transfer of the peer can begin.
+        let kept = domain.keeper();
+        let events = Events::new(domain)?;
+        let mut fd = -1;
+        // SAFETY: what is opened is taken over; the number is stored.
+        let completions = Handle::open("fi_cq_open", |out| unsafe {
+            ffi::shim_cq(domain.handle.get(), slots + BATCH, out, &raw mut fd)
+        })?;
+        // SAFETY: everything that is handed over is open, and outlives what is opened.
+        let handle = Handle::open("fi_endpoint", |out| unsafe {
+            let (events, completions) = (events.handle.get(), completions.get());
+            ffi::shim_endpoint(domain.handle.get(), info.raw(), events, completions, out)
+        })?;
+        let lane = |range: std::ops::Range<usize>| Lane {
+            free: range.rev().map(|slot| slot as u32).collect(),
+            waiting: VecDeque::new(),
+        };
+        Ok(Endpoint {
+            handle: Some(handle),
+            readiness: readiness(&[events.fd, fd])?,
+            completions,
+            events,
+            state: State::Connecting,
+            contexts: (0..slots).map(|_| Context::new()).collect(),
+            users: vec![0; slots],
+            transmits: lane(0..transmits),
+            receives: lane(transmits..slots),
+            works: Vec::new(),
+            free: Vec::new(),
+            ended: VecDeque::new(),
+            limits: Limits {
+                local: traits.pieces,
+                remote: traits.remote_pieces,
+                bytes: traits.most,
+            },
+            part: Part::default(),
+            kept,
+            domain: Arc::clone(domain),
+        })
+    }
+
+    pub(crate) fn connect(&mut self, peer: SocketAddr, greeting: &[u8]) -> Result<(), Error> {
+        let Some(handle) = &self.handle else { return Err(Error::Ended) };
+        let bytes = address::to_bytes(peer);
+        // SAFETY: both are copied before the call returns.
+        let connecting = unsafe {
+            ffi::shim_connect(handle.get(), bytes.as_ptr(), greeting.as_ptr(), greeting.len())
+        };
+        Error::check("fi_connect", connecting).map(|_| ())
+    }
+
+    pub(crate) fn accept(&mut self) -> Result<(), Error> {
+        let Some(handle) = &self.handle else { return Err(Error::Ended) };
+        // SAFETY: the endpoint is open.
+        Error::check("fi_accept", unsafe { ffi::shim_accept(handle.get()) }).map(|_| ())
+    }
+
+    /// How the connection is, as of the last [`Endpoint::poll`].
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Operations that have not been given back.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.works.len() - self.free.len() + self.ended.len()
+    }
+
+    /// Sends a message, for which the peer must have a receive that is as large. It has ended when the
+    /// memory is no longer needed: whether the peer got it only an answer says.
+    ///
+    /// # Errors
+    /// Longer or in more pieces than the provider takes, or empty; memory of another fabric.
+    pub fn send(&mut self, local: Local, owner: T) -> Result<(), (Error, T)> {
+        self.begin(Operation::Send, local, Vec::new(), owner)
+    }
+
+    /// Receives a message into this memory; its result is the length. Messages come in the order in which
+    /// they were sent, into memory in the order of these calls.
+    ///
+    /// # Errors
+    /// As [`Endpoint::send`].
+    pub fn receive(&mut self, local: Local, owner: T) -> Result<(), (Error, T)> {
+        self.begin(Operation::Receive, local, Vec::new(), owner)
+    }
+
+    /// Writes local memory to the peer's. It has ended when the bytes are there (`FI_DELIVERY_COMPLETE`).
+    /// Operations may overtake each other.
+    ///
+    /// # Errors
+    /// The two have not as many bytes, or none; memory of another fabric.
+    pub fn write(&mut self, local: Local, remote: Vec<Remote>, owner: T) -> Result<(), (Error, T)> {
+        self.begin(Operation::Write, local, remote, owner)
+    }
+
+    /// Reads the peer's memory into local memory. Operations may overtake each other.
+    ///
+    /// # Errors
+    /// As [`Endpoint::write`].
+    pub fn read(&mut self, local: Local, remote: Vec<Remote>, owner: T) -> Result<(), (Error, T)> {
+        self.begin(Operation::Read, local, remote, owner)
+    }
+
+    fn begin(
+        &mut self,
+        operation: Operation,
+        local: Local,
+        remote: Vec<Remote>,
+        owner: T,
+    ) -> Result<(), (Error, T)> {
+        if let Err(error) = self.check(operation, &local, &remote) {
+            return Err((error, owner));
+        }
+        let (cursor, begun, parts, result) = (Cursor::default(), false, 0, Ok(0));
+        let work = Work { operation, local, remote, owner, cursor, begun, parts, result };
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None => {
+                self.works.push(None);
+                self.works.len() as u32 - 1
+            }
+        };
+        if let Some(place) = self.works.get_mut(number as usize) {
+            *place = Some(work);
+        }
+        match operation {
+            Operation::Receive => self.receives.waiting.push_back(number),
+            _ => self.transmits.waiting.push_back(number),
+        }
+        self.post();
+        Ok(())
+    }
+
+    fn check(&self, operation: Operation, local: &Local, remote: &[Remote]) -> Result<(), Error> {
+        if matches!(self.state, State::Ended(_)) {
+            return Err(Error::Ended);
+        }
+        if !local.is_of(&self.domain) {
+            return Err(Error::Argument("memory that is not registered with this fabric"));
+        }
+        if local.is_empty() {
+            return Err(Error::Argument("an operation on no bytes"));
+        }
+        match operation {
+            Operation::Send | Operation::Receive => {
+                if local.pieces().len() > self.limits.local || local.len() > self.limits.bytes {
+                    return Err(Error::Argument(
+                        "a message that is too long, or in too many pieces",
+                    ));
+                }
+            }
+            Operation::Write | Operation::Read => {
+                let total = remote.iter().try_fold(0u64, |sum, one| sum.checked_add(one.length));
+                if total != Some(local.len()) || remote.iter().any(|one| one.length == 0) {
+                    return Err(Error::Argument("memory of different lengths on the two sides"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the provider go on, and takes from it what has happened. Nothing is waited for.
+    pub fn poll(&mut self) {
+        // A peer that goes away is seen when nothing else is.
+        if !self.complete() || self.state == State::Connecting {
+            self.look_around();
+        }
+        self.post();
+    }
+
+    /// The next operation that has ended.
+    pub fn ended(&mut self) -> Option<Ended<T>> {
+        self.ended.pop_front()
+    }
+
+    /// Whether there is nothing to do before the descriptor ([`AsFd`]) becomes readable.
+    pub fn may_sleep(&mut self) -> bool {
+        if !self.ended.is_empty() {
+            return false;
+        }
+        let (events, completions) = (self.events.handle.get(), self.completions.get());
+        // SAFETY: all three are open.
+        unsafe { ffi::shim_trywait(self.domain.fabric.get(), events, completions) == 0 }
+    }
+
+    /// Tells the peer that this is the end, closes, and gives back every operation: what had not ended is
+    /// [`Error::Ended`], and any part of it may have been done.
+    #[must_use = "they are the owners of operations"]
+    pub fn close(mut self) -> Vec<Ended<T>> {
+        self.shut();
+        self.ended.drain(..).collect()
+    }
+
+    /// Takes completions; whether there were some.
+    fn complete(&mut self) -> bool {
+        let mut any = false;
+        loop {
+            let mut batch = [Completion::NONE; BATCH];
+            // SAFETY: as many are stored as there is room for.
+            let got = unsafe { ffi::shim_read(self.completions.get(), batch.as_mut_ptr(), BATCH) };
+            if got == -ffi::EAVAIL {
+                if !self.fail() {
+                    return any;
+                }
+                any = true;
+                continue;
+            }
+            if got < 0 {
+                self.end(Error::of("fi_cq_read", got));
+                return any;
+            }
+            for completion in batch.iter().take(got as usize) {
+                any = true;
+                self.succeed(completion);
+            }
+            if (got as usize) < BATCH {
+                return any;
+            }
+        }
+    }
+
+    fn succeed(&mut self, completion: &Completion) {
+        let Some(number) = self.give_back(completion.context) else { return };
+        if let Some(work) = self.work(number)
+            && work.operation == Operation::Receive
+        {
+            let count = completion.len as u64;
+            // Anything else that uses up a receive was not agreed on.
+            let message = completion.flags & ffi::FLAG_RECV != 0 && count <= work.local.len();
+            let wrong = Error::of("receive", ffi::EIO);
+            work.result = if message { Ok(count) } else { Err(wrong) };
+        }
+        self.settle(number);
+    }
+
+    /// Takes a failed operation from the library; whether there was one.
+    fn fail(&mut self) -> bool {
+        let mut failure =
+            ffi::Failure { context: std::ptr::null_mut(), error: 0, detail: 0, text: [0; 128] };
+        // SAFETY: the queue is open, the failure is filled in.
+        let got = unsafe { ffi::shim_failure(self.completions.get(), &raw mut failure) };
+        if got <= 0 {
+            return false;
+        }
+        let Some(number) = self.give_back(failure.context) else { return true };
+        let detail = string(&failure.text);
+        if let Some(work) = self.work(number) {
+            let mut error = Error::of(work.operation.name(), failure.error);
+            if let Error::Provider { text, .. } = &mut error
+                && !detail.is_empty()
+                && detail != *text
+            {
+                text.push_str(": ");
+                text.push_str(&detail);
+            }
+            work.fail(error);
+            self.transmits.waiting.retain(|waiting| *waiting != number);
+        }
+        self.settle(number);
+        true
+    }
+
+    /// Takes back a context that the provider is done with; the operation that it was for.
+    fn give_back(&mut self, context: *mut c_void) -> Option<u32> {
+        let offset = context.addr().checked_sub(self.contexts.as_ptr().addr())?;
+        let slot = offset / size_of::<Context>();
+        let number = *self.users.get(slot)?;
+        let work = self.works.get_mut(number as usize)?.as_mut()?;
+        work.parts = work.parts.checked_sub(1)?;
+        let lane = match work.operation {
+            Operation::Receive => &mut self.receives,
+            Operation::Send | Operation::Write | Operation::Read => &mut self.transmits,
+        };
+        lane.free.push(slot as u32);
+        Some(number)
+    }
+
+    fn work(&mut self, number: u32) -> Option<&mut Work<T>> {
+        self.works.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Moves an operation to those that have ended, if it has.
+    fn settle(&mut self, number: u32) {
+        let Some(place) = self.works.get_mut(number as usize) else { return };
+        if let Some(work) = place.take_if(|work| work.begun && work.parts == 0) {
+            self.free.push(number);
+            self.ended.push_back(work.into_ended());
+        }
+    }
+
+    /// Looks what has become of the connection.
+    fn look_around(&mut self) {
+        loop {
+            match self.events.next() {
+                Ok(None) => return,
+                Err(error) => return self.end(error),
+                Ok(Some(event)) => {
+                    // Only a listener is asked for connections.
+                    drop(Info::of(event.info));
+                    match event.kind {
+                        ffi::EVENT_CONNECTED if self.state == State::Connecting => {
+                            self.state = State::Connected;
+                        }
+                        ffi::EVENT_SHUTDOWN => self.end(Error::Ended),
+                        ffi::EVENT_ERROR => self.end(Error::of("connection", event.error)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// From now on nothing is begun.
+    fn end(&mut self, error: Error) {
+        if matches!(self.state, State::Ended(_)) {
+            return;
+        }
+        self.state = State::Ended(error);
+        let waiting: Vec<u32> =
+            self.transmits.waiting.drain(..).chain(self.receives.waiting.drain(..)).collect();
+        for number in waiting {
+            if let Some(work) = self.work(number) {
+                work.fail(Error::Ended);
+            }
+            self.settle(number);
+        }
+    }
+
+    /// Hands the provider what it takes of what waits.
+    fn post(&mut self) {
+        if self.state == State::Connected {
+            while self.post_next(false) {}
+        }
+        if !matches!(self.state, State::Ended(_)) {
+            while self.post_next(true) {}
+        }
+    }
+
+    /// Hands the provider the next part of the first operation that waits; whether it could be that there
+    /// is more to do.
+    fn post_next(&mut self, receive: bool) -> bool {
+        let Some(handle) = &self.handle else { return false };
+        let lane = if receive { &mut self.receives } else { &mut self.transmits };
+        let Some(&number) = lane.waiting.front() else { return false };
+        let Some(&slot) = lane.free.last() else { return false };
+        let work = self.works.get_mut(number as usize).and_then(Option::as_mut);
+        let (Some(work), Some(context)) = (work, self.contexts.get(slot as usize)) else {
+            lane.waiting.pop_front();
+            return true;
+        };
+        let (posted, next) = post(handle, work, context, self.limits, &mut self.part);
+        if posted == -ffi::EAGAIN {
+            return false;
+        }
+        let mut error = None;
+        if posted < 0 {
+            error = Some(Error::of(work.operation.name(), posted));
+        } else {
+            lane.free.pop();
+            if let Some(user) = self.users.get_mut(slot as usize) {
+                *user = number;
+            }
+            work.parts += 1;
+            match next {
+                Some(next) => work.cursor = next,
+                None => work.begun = true,
+            }
+        }
+        if let Some(error) = error {
+            work.fail(error);
+        }
+        if work.begun {
+            lane.waiting.pop_front();
+            self.settle(number);
+        }
+        true
+    }
+
+    /// Closes; every operation has ended then.
+    fn shut(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
+        self.complete();
+        // SAFETY: the endpoint is open. One that is not connected any more refuses.
+        unsafe { ffi::shim_shutdown(handle.get()) };
+        if handle.close().is_err() {
+            // Memory the fabric may still use is never given back.
+            self.works.drain(..).for_each(forget);
+            forget(std::mem::take(&mut self.contexts));
+            forget(Arc::clone(&self.kept));
+            return;
+        }
+        // Nothing is under way any more.
+        for mut work in self.works.drain(..).flatten() {
+            work.fail(Error::Ended);
+            self.ended.push_back(work.into_ended());
+        }
+        self.free.clear();
+    }
+}
+
+impl<T> Work<T> {
+    /// It ends with this, when the provider is done with it.
+    fn fail(&mut self, error: Error) {
+        self.begun = true;
+        if self.result.is_ok() {
+            self.result = Err(error);
+        }
+    }
+
+    fn into_ended(self) -> Ended<T> {
+        let whole = self.local.len();
+        let result = match self.operation {
+            Operation::Receive => self.result,
+            Operation::Send | Operation::Write | Operation::Read => self.result.map(|_| whole),
+        };
+        Ended { owner: self.owner, local: self.local, result }
+    }
+}
+
+/// Hands the provider the next part of an operation. What it returned, and where that part ends; `None`:
+/// it is the last.
+fn post<T>(
+    handle: &Handle<EndpointId>,
+    work: &Work<T>,
+    context: &Context,
+    limits: Limits,
+    part: &mut Part,
+) -> (c_int, Option<Cursor>) {
+    let (ep, context) = (handle.get(), context.address());
+    let (pieces, descs) = (work.local.pieces(), work.local.descs());
+    let whole = pieces.len();
+    match work.operation {
+        Operation::Send | Operation::Receive => {
+            let (pieces, descs) = (pieces.as_ptr(), descs.as_ptr().cast_mut());
+            // SAFETY: the pieces are mapped and registered as long as the work lives, which is until the
+            // provider has given the context back or the endpoint has been closed; the lists are only read,
+            // before the call returns. The context is in nobody else's use, and freed after the queue.
+            let posted = unsafe {
+                match work.operation {
+                    Operation::Send => ffi::shim_send(ep, pieces, descs, whole, context),
+                    _ => ffi::shim_recv(ep, pieces, descs, whole, context),
+                }
+            };
+            (posted, None)
+        }
+        Operation::Write | Operation::Read => {
+            let Some(next) = work.cursor.next(pieces, &work.remote, limits, part) else {
+                return (-ffi::EIO, None);
+            };
+            let Some(descs) = descs.get(part.first..) else { return (-ffi::EIO, None) };
+            let (local, descs) = (part.local.as_ptr(), descs.as_ptr().cast_mut());
+            let (remote, count, remotes) =
+                (part.remote.as_ptr(), part.local.len(), part.remote.len());
+            // SAFETY: as above; `local` are parts of the pieces, as many as there are descriptors at least.
+            let posted = unsafe {
+                match work.operation {
+                    Operation::Write => {
+                        ffi::shim_rma_write(ep, local, descs, count, remote, remotes, context)
+                    }
+                    _ => ffi::shim_rma_read(ep, local, descs, count, remote, remotes, context),
+                }
+            };
+            (posted, (!next.is_behind(pieces)).then_some(next))
+        }
+    }
+}
+
+impl<T> AsFd for Endpoint<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.readiness.as_fd()
+    }
+}
+
+impl<T> Drop for Endpoint<T> {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}
+
+impl<T> std::fmt::Debug for Endpoint<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("state", &self.state)
+            .field("in_flight", &self.in_flight())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One descriptor for several of the library: an epoll(7) that is readable when one of them is. They are in
+/// it as long as they are open.
+pub(crate) fn readiness(all: &[c_int]) -> Result<OwnedFd, Error> {
+    let of = |error| Error::kernel("epoll", error);
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(of)?;
+    for fd in all {
+        if *fd < 0 {
+            return Err(Error::Unsuitable("has no descriptor to wait for"));
+        }
+        // SAFETY: the library's, which closes it with the queue it belongs to: not before the call returns.
+        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(of)?;
+    }
+    Ok(epoll)
+}

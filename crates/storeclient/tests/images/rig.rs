@@ -1,0 +1,147 @@
+//! A store with one image in memory, `disk`, and `full`, to which nothing can be written.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dataplane::store_control::{ImageName, Listed, Refused, Why};
+use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, serve_store};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use storeclient::{RemoteImage, Session};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// Bytes of each image.
+pub(crate) const SIZE: u64 = 4 << 20;
+
+/// How many have it open for writing; for reading.
+type Users = Arc<Mutex<(u32, u32)>>;
+
+struct Shelf {
+    disk: Arc<File>,
+    full: Arc<File>,
+    users: Users,
+}
+
+/// Says that an image is open.
+struct Book(Users, bool);
+
+impl Drop for Book {
+    fn drop(&mut self) {
+        let mut users = self.0.lock().unwrap();
+        *(if self.1 { &mut users.0 } else { &mut users.1 }) -= 1;
+    }
+}
+
+impl Images for Shelf {
+    fn allow(&self, _: &ImageName, _: bool, _: &Peer) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    fn open(&self, image: &ImageName, write: bool, _: &Peer) -> Result<OpenImage, Refused> {
+        let refuse = |why, message: &str| Refused { why, message: message.to_owned() };
+        let file = match image.as_str() {
+            "disk" => &self.disk,
+            "full" => &self.full,
+            _ => return Err(refuse(Why::NoSuchImage, "there is no such image")),
+        };
+        let mut users = self.users.lock().unwrap();
+        if users.0 > 0 || (write && users.1 > 0) {
+            return Err(refuse(Why::InUse, "the image is in use"));
+        }
+        *(if write { &mut users.0 } else { &mut users.1 }) += 1;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(OpenImage {
+            image: DiskImage::File(Arc::new(
+                File::options().read(true).write(true).open(path).unwrap(),
+            )),
+            size: SIZE,
+            epoch: 1,
+            keep: Box::new(Book(Arc::clone(&self.users), write)),
+        })
+    }
+
+    fn list(&self, _: &Peer) -> Result<Vec<Listed>, Refused> {
+        let one = |name: &str| Listed { image: name.parse().unwrap(), size: SIZE };
+        Ok(["disk", "full"].map(one).into())
+    }
+}
+
+/// A store that runs on a thread of its own.
+pub(crate) struct Store {
+    pub(crate) disk: Arc<File>,
+    pub(crate) address: SocketAddr,
+    users: Users,
+    stop: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Store {
+    pub(crate) fn new() -> Store {
+        let file = |seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = File::from(memfd_create("image", flags).unwrap());
+            file.set_len(SIZE).unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
+            Arc::new(file)
+        };
+        let disk = file(SealFlags::empty());
+        let full = file(SealFlags::FUTURE_WRITE);
+        let users = Users::default();
+        let shelf = Shelf { disk: Arc::clone(&disk), full, users: Arc::clone(&users) };
+        let (stop, stopping) = oneshot::channel::<()>();
+        let (said, listens) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let options = Options { cpus: None, ..Options::default() };
+                let host = Host::start(&options, tokio::runtime::Handle::current()).unwrap();
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                said.send(listener.local_addr().unwrap()).unwrap();
+                let end = async { _ = stopping.await };
+                let name = "test".to_owned();
+                serve_store(&host, listener, Arc::new(shelf), name, None, end).await.unwrap();
+                host.shutdown().await;
+            });
+        });
+        Store { disk, address: listens.recv().unwrap(), users, stop: Some((stop, thread)) }
+    }
+
+    /// How many have an image open for writing, and how many for reading.
+    pub(crate) fn users(&self) -> (u32, u32) {
+        *self.users.lock().unwrap()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.stop.take() {
+            let _ = stop.send(());
+            thread.join().unwrap();
+        }
+    }
+}
+
+pub(crate) fn session(address: SocketAddr) -> Session {
+    Session::connect(vec![address.to_string()], "test", None).unwrap()
+}
+
+pub(crate) fn open(session: &Session, write: bool) -> RemoteImage {
+    session.open(&name("disk"), write).unwrap()
+}
+
+pub(crate) fn name(name: &str) -> ImageName {
+    name.parse().unwrap()
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
