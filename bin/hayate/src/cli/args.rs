@@ -1,18 +1,17 @@
 //! What can be typed. Help, man pages and completions are made from these definitions.
 
 mod disk;
+mod store;
 
 use super::fail::EXIT_HELP;
-use api::{
-    CpuList, DiskCache, MemorySize, Moderation, Name, Offload, PortKind, SocketMode, VlanSet,
-};
+use api::{CpuList, MemorySize, Moderation, Name, Offload, PortKind, SocketMode, VlanSet};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 pub(crate) use disk::{DiskAdd, DiskCommand, DiskLimit, DiskQemu, ImageCommand, ImageMount};
+pub(crate) use store::{StoreCert, StoreCommand, StoreServe};
 
 const EXAMPLES: &str = "\
 A VM on a network:
@@ -169,71 +168,6 @@ DOMAIN is the interface or device, ADDRESS the local address to use it by. No da
 A program that was built without libfabric says so. To have it: apt-get install libfabric-dev pkg-config,
 and build again.")]
     List(Output),
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum StoreCommand {
-    /// Serve the images of a directory, in the foreground until SIGTERM
-    Serve(StoreServe),
-    /// Make certificates for a store or a host that uses it, and an authority that signs them
-    #[command(after_long_help = "\
-Examples:
-  hayate store cert --dir pki big1 --address 10.0.0.5        (the store)
-  hayate store cert --dir pki vm1                            (a host with VMs)
-  hayate store serve --dir /srv/images --listen 10.0.0.5:4420 --tls-dir pki/big1
-  hayate daemon --tls-dir pki/vm1                            (there, with pki/vm1 copied to it)
-
-The authority is in DIR: keep DIR/ca.key.pem where nobody else is. Certificates by another authority do as
-well: --tls-dir wants ca.pem, cert.pem and key.pem.")]
-    Cert(StoreCert),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct StoreCert {
-    /// Name of the host, by which rules know it
-    pub(crate) name: Name,
-    /// Directory of the authority, and of what is made: DIR/NAME
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: PathBuf,
-    /// Address or DNS name by which a store is reached; may be said more than once
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) address: Vec<String>,
-    /// Days until it is no longer valid
-    #[arg(long, value_name = "N", default_value_t = 365)]
-    pub(crate) days: u16,
-}
-
-#[derive(Debug, Args)]
-#[command(after_long_help = "\
-Examples:
-  hayate store serve --dir /srv/images --listen 10.0.0.5:4420
-  hayate disk add web --image store://10.0.0.5:4420/web       (on another host)
-
-The directory may be that of a daemon of this host, by whose command images are made (`hayate image`). One
-disk writes an image at a time, here or elsewhere.
-
-With --tls-dir both sides have to be known by certificates, and everything is encrypted; DIR/clients.toml
-says who may have what. Without, listen on a network that only your hosts are on.")]
-pub(crate) struct StoreServe {
-    /// Directory of the images; it is made if need be
-    #[arg(long, value_name = "DIR")]
-    pub(crate) dir: PathBuf,
-    /// Where to listen, like 10.0.0.5:4420 or [::]:4420
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub(crate) listen: SocketAddr,
-    /// CPUs of the workers, one pinned worker for each, like 2-3 or 0,4
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<CpuList>,
-    /// Past the host's page cache (direct), or through it (host) [default: host]
-    #[arg(long, value_parser = words([DiskCache::Direct, DiskCache::Host], DiskCache::as_str))]
-    pub(crate) cache: Option<DiskCache>,
-    /// Directory of ca.pem, cert.pem and key.pem: clients have to be known [default: they need not]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) tls_dir: Option<PathBuf>,
-    /// What is logged to standard error: error, warn, info, debug, trace, off, or PART=LEVEL
-    /// [default: info]
-    #[arg(long, value_name = "LEVEL", env = "HAYATE_LOG", hide_env_values = true)]
-    pub(crate) log: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -97,6 +97,7 @@ impl Connection {
                 None => return Ok(Popped::Nothing),
                 Some(Some(Ok(request))) => request,
                 Some(Some(Err(tag))) => {
+                    self.looks = 0;
                     self.wire.frame(|bytes| frame::pong(bytes, tag));
                     return Ok(Popped::Answered);
                 }

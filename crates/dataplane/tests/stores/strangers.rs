@@ -10,7 +10,7 @@ use testkit::block::{Request as Block, status};
 
 use crate::common::plane::Plane;
 use crate::common::wait;
-use crate::rig::{SIZE, Store, add, connect, target};
+use crate::rig::{SIZE, Store, add, away, connect, connections, target};
 
 /// A client by hand.
 struct Client {
@@ -54,15 +54,20 @@ impl Client {
 
     /// Opens the image; its handle.
     fn open(store: &Store, write: bool) -> (Client, u32) {
-        let mut client = Client::new(store);
-        client.say(&ToStore::Hello { version: 1, client: "hand".to_owned() });
-        assert!(matches!(client.hear(), Some(ToClient::Welcome { version: 1, .. })));
-        let (image, session) = ("disk".parse().unwrap(), Session(99));
-        client.say(&ToStore::Open { image, write, session, fence: false });
-        match client.hear() {
-            Some(ToClient::Opened(opened)) => (client, opened.handle),
-            other => panic!("{other:?}"),
+        match Client::new(store).try_open("hand", write, false) {
+            (client, Some(ToClient::Opened(opened))) => (client, opened.handle),
+            (_, other) => panic!("{other:?}"),
         }
+    }
+
+    /// Says who it is and asks for the image; what the store answers.
+    fn try_open(mut self, name: &str, write: bool, fence: bool) -> (Client, Option<ToClient>) {
+        self.say(&ToStore::Hello { version: 1, client: name.to_owned() });
+        assert!(matches!(self.hear(), Some(ToClient::Welcome { version: 1, .. })));
+        let (image, session) = ("disk".parse().unwrap(), Session(99));
+        self.say(&ToStore::Open { image, write, session, fence });
+        let answer = self.hear();
+        (self, answer)
     }
 
     fn ask(&mut self, tag: u64, request: &Request, data: &[u8]) {
@@ -107,6 +112,42 @@ fn what_makes_no_sense_is_refused() {
     // It is a good client otherwise.
     client.ask(11, &read(handle, 0, 512), &[]);
     assert_eq!(client.answer(), Some((11, Status::Ok, 512)));
+}
+
+/// Who may not have an image cannot take it from who has it either.
+#[test]
+fn only_who_may_have_an_image_can_take_it() {
+    let (store, plane) = (Store::new(false), Plane::new());
+    let id = add(&plane, "disk", target(store.address, 1)).unwrap();
+    let mut guest = connect(&plane, "disk", false);
+    let refused = |(_, answer)| match answer {
+        Some(ToClient::Refused(refused)) => refused.why,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(Client::new(&store).try_open("banned", true, true)), Why::Forbidden);
+    assert_eq!(refused(Client::new(&store).try_open("hand", true, false)), Why::InUse);
+    assert_eq!(guest.run(&Block::write(0, &[1; 512])).unwrap().status, Some(status::OK));
+    assert_eq!((connections(&plane.host, id), store.shelf.writers()), (1, 1));
+
+    let (mut taker, answer) = Client::new(&store).try_open("hand", true, true);
+    let Some(ToClient::Opened(opened)) = answer else { panic!("{answer:?}") };
+    taker.ask(1, &ask(Operation::Write, opened.handle, 0, 512), &[2; 512]);
+    assert_eq!(taker.answer(), Some((1, Status::Ok, 0)));
+    wait(|| "it is fenced off".into(), || away(&plane.host, id).is_some());
+    assert_eq!(store.shelf.writers(), 1);
+}
+
+/// Answers nobody takes are not kept without end.
+#[test]
+fn who_asks_and_never_listens_is_hung_up_on() {
+    let store = Store::new(false);
+    let (mut client, _) = Client::open(&store, true);
+    let mut pings = Vec::new();
+    for tag in 0..10_000 {
+        frame::ping(&mut pings, tag);
+    }
+    while client.stream.write_all(&pings).is_ok() {}
+    wait(|| "it is closed".into(), || store.shelf.writers() == 0);
 }
 
 /// Each ends its own connection, and no other disk notices.
