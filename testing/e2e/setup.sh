@@ -32,7 +32,7 @@ stamp() { local f=$1; shift; [ "$(cat "$f" 2>/dev/null)" = "$*" ]; }
 sum() { cat "$@" | sha256sum | cut -c1-16; }
 
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
-packages=(dpdk qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
+packages=(dpdk dpdk-dev qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
           cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind
           libfabric-dev pkg-config)
 missing=()

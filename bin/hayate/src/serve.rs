@@ -10,10 +10,10 @@ use crate::plane::image_bytes;
 use crate::tls::{self, Rules, TlsError};
 use api::{CpuList, DiskCache, ImageName};
 use dataplane::store_control::{Listed, Refused, Why};
-use dataplane::{Host, HostError, Images, OpenImage, Peer, serve_store};
+use dataplane::{Host, HostError, Images, Listener, OpenImage, Peer, Serving, serve_store};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use store::{Access, Cache, Catalog, Owner, StoreError};
 use tokio::net::TcpListener;
@@ -84,10 +84,20 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
         info!("{signal}: ending");
         notify::tell("STOPPING=1");
     };
-    let served = serve_store(&host, listener, images, name, tls, end).await;
+    let local = local(&options.dir, listener.local_addr()?.port());
+    let serving = Serving { listener, local, name, tls };
+    let served = serve_store(&host, serving, images, end).await;
     host.shutdown().await;
     info!("ended");
     Ok(served?)
+}
+
+/// Where daemons of this host hand guests over.
+fn local(dir: &Path, port: u16) -> Option<Listener> {
+    // No image has a name that begins with a dot.
+    let path = std::path::absolute(dir.join(format!(".store-{port}.sock"))).ok()?;
+    let bound = Listener::bind(&path);
+    bound.inspect_err(|error| warn!("guests of this host are served over TCP, too: {error}")).ok()
 }
 
 /// The images of a directory.

@@ -27,6 +27,8 @@ struct Hosts {
     dir: TempDir,
     /// Whether both have to be known.
     tls: bool,
+    /// How bytes come and go. For `shm` the two are one machine, as they are here.
+    transport: &'static str,
 }
 
 /// A store that runs; killed when dropped.
@@ -58,7 +60,7 @@ impl Hosts {
         maker.ok(&format!("image create disk --size 4M --format {format}"));
         maker.ok("image create other --size 4M");
         maker.stop();
-        let hosts = Hosts { near, far, dir, tls };
+        let hosts = Hosts { near, far, dir, tls, transport: "tcp" };
         hosts.certify("far", &["--address", "10.1.0.2"]);
         hosts.certify("near", &[]);
         hosts
@@ -123,7 +125,8 @@ impl Hosts {
     /// A daemon with the disk, which waits for the store to be there.
     fn daemon_with_disk(&self) -> Daemon {
         let daemon = self.daemon();
-        let add = format!("disk add disk --image {IMAGE} --queues 2");
+        let add =
+            format!("disk add disk --image {IMAGE} --queues 2 --transport {}", self.transport);
         until("the store answers", || daemon.cli(&add).status == 0);
         daemon
     }
@@ -164,7 +167,7 @@ fn reconnect(run_dir: &Path, writer: &mut Writer) {
 fn a_disk_has_its_image_elsewhere() {
     let hosts = Hosts::new("raw", false);
     let daemon = hosts.daemon();
-    let add = format!("disk add disk --image {IMAGE}");
+    let add = format!("disk add disk --image {IMAGE} --transport tcp");
     daemon.fails(&add, 1, &["10.1.0.2:4420 does not answer", "Connection refused"]);
     let store = hosts.store();
     until("the store answers", || daemon.cli(&add).status == 0);
@@ -181,7 +184,7 @@ fn a_disk_has_its_image_elsewhere() {
     assert_eq!(shown["size"], 4 << 20);
     assert_eq!(shown["store"]["connected"], true);
     assert_eq!(shown["config"]["store_timeout"], 60);
-    assert!(daemon.ok("disk show disk").contains("10.1.0.2:4420, connected for"));
+    assert!(daemon.ok("disk show disk").contains("10.1.0.2:4420 by tcp, connected for"));
     let mut writer = guest(&hosts.run_dir(), false);
     write_more(&mut writer, 500);
     drop(store);
@@ -201,67 +204,87 @@ fn a_disk_has_its_image_elsewhere() {
     daemon.stop();
 }
 
-/// The store, the daemon or both are killed, ended in order, or held for a while.
 #[test]
 fn a_hundred_ends_lose_nothing() {
-    for (format, packed, rounds, tls) in [("raw", false, 60, false), ("qcow2", true, 40, true)] {
-        let hosts = Hosts::new(format, tls);
-        let (mut store, mut daemon) = (hosts.store(), hosts.daemon_with_disk());
-        let mut writer = guest(&hosts.run_dir(), packed);
-        for round in 0..rounds {
-            let some = writer.below(200);
-            write_more(&mut writer, some);
-            let end = if writer.below(4) == 0 { Signal::TERM } else { Signal::KILL };
-            match writer.below(5) {
-                0 | 1 => {
-                    signal(store.0.id(), end);
-                    writer.step().unwrap();
-                    store.0.wait().unwrap();
-                    store = hosts.store();
-                }
-                2 | 3 => {
-                    signal(daemon.pid(), end);
-                    daemon.wait();
-                    daemon = hosts.spawn();
-                    reconnect(&hosts.run_dir(), &mut writer);
-                }
-                _ => {
-                    signal(store.0.id(), Signal::KILL);
-                    signal(daemon.pid(), Signal::KILL);
-                    (_, _) = (store.0.wait().unwrap(), daemon.wait());
-                    store = hosts.store();
-                    daemon = hosts.spawn();
+    ends("raw", false, 60, false, "tcp");
+    ends("qcow2", true, 40, true, "tcp");
+}
+
+/// The same on one machine, where the store serves the guest itself.
+#[test]
+fn a_hundred_ends_of_neighbours_lose_nothing() {
+    ends("raw", true, 60, false, "shm");
+    ends("qcow2", false, 40, true, "shm");
+}
+
+/// The store, the daemon or both are killed, ended in order, or held for a while.
+fn ends(format: &str, packed: bool, rounds: u64, tls: bool, transport: &'static str) {
+    let hosts = Hosts { transport, ..Hosts::new(format, tls) };
+    let (mut store, mut daemon) = (hosts.store(), hosts.daemon_with_disk());
+    let mut writer = guest(&hosts.run_dir(), packed);
+    for round in 0..rounds {
+        let some = writer.below(200);
+        write_more(&mut writer, some);
+        let end = if writer.below(4) == 0 { Signal::TERM } else { Signal::KILL };
+        match writer.below(5) {
+            0 | 1 => {
+                signal(store.0.id(), end);
+                writer.step().unwrap();
+                store.0.wait().unwrap();
+                store = hosts.store();
+                if transport == "shm" {
                     reconnect(&hosts.run_dir(), &mut writer);
                 }
             }
-            if round % 25 == 24 {
-                // It is there, and does nothing.
-                signal(store.0.id(), Signal::STOP);
-                let before = daemon.json("disk show disk --json")["store"]["connections"].clone();
-                let begin = Instant::now();
-                while begin.elapsed() < Duration::from_secs(5) {
-                    writer.step().unwrap();
-                }
-                signal(store.0.id(), Signal::CONT);
-                write_more(&mut writer, 10);
-                let after = daemon.json("disk show disk --json")["store"]["connections"].clone();
-                assert_ne!(before, after);
+            2 | 3 => {
+                signal(daemon.pid(), end);
+                daemon.wait();
+                daemon = hosts.spawn();
+                reconnect(&hosts.run_dir(), &mut writer);
             }
-            if round % 4 == 0 {
-                writer.settle().unwrap();
+            _ => {
+                signal(store.0.id(), Signal::KILL);
+                signal(daemon.pid(), Signal::KILL);
+                (_, _) = (store.0.wait().unwrap(), daemon.wait());
+                store = hosts.store();
+                daemon = hosts.spawn();
+                reconnect(&hosts.run_dir(), &mut writer);
             }
         }
-        writer.settle().unwrap();
-        let [writes, flushes] = writer.ended();
-        assert!(writes > rounds && flushes > rounds / 2, "{writes} writes, {flushes} flushes");
-        drop(writer);
-        daemon.ok("disk del disk");
-        daemon.stop();
-        drop(store);
-        let checker = Daemon::start_in(&hosts.dir.path().join("far"), &[]);
-        checker.ok("image check disk");
-        checker.stop();
+        if round % 25 == 24 {
+            // It is there, and does nothing.
+            signal(store.0.id(), Signal::STOP);
+            if transport == "shm" {
+                // Nobody notices but the guest.
+                writer.step().unwrap();
+                signal(store.0.id(), Signal::CONT);
+                write_more(&mut writer, 10);
+                continue;
+            }
+            let before = daemon.json("disk show disk --json")["store"]["connections"].clone();
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_secs(5) {
+                writer.step().unwrap();
+            }
+            signal(store.0.id(), Signal::CONT);
+            write_more(&mut writer, 10);
+            let after = daemon.json("disk show disk --json")["store"]["connections"].clone();
+            assert_ne!(before, after);
+        }
+        if round % 4 == 0 {
+            writer.settle().unwrap();
+        }
     }
+    writer.settle().unwrap();
+    let [writes, flushes] = writer.ended();
+    assert!(writes > rounds && flushes > rounds / 2, "{writes} writes, {flushes} flushes");
+    drop(writer);
+    daemon.ok("disk del disk");
+    daemon.stop();
+    drop(store);
+    let checker = Daemon::start_in(&hosts.dir.path().join("far"), &[]);
+    checker.ok("image check disk");
+    checker.stop();
 }
 
 /// The cable is pulled for a moment, and for longer than anybody waits for an answer; with

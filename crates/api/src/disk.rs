@@ -64,6 +64,8 @@ pub enum Transport {
     /// The best there is.
     #[default]
     Auto,
+    /// By a store of the same host, which has the guest's memory itself.
+    Shm,
     /// With the requests, over TCP.
     Tcp,
 }
@@ -73,6 +75,7 @@ impl Transport {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Shm => "shm",
             Self::Tcp => "tcp",
         }
     }
@@ -174,7 +177,8 @@ pub struct DiskConfig {
     /// Worker that serves it. Default: the one with the most room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u16>,
-    /// How bytes come from and go to a store: `tcp`, or `auto` (default), the best there is.
+    /// How bytes come from and go to a store: `shm` (it is on this host, and has the guest's memory itself), `tcp`, or
+    /// `auto` (default), the best there is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
     /// Seconds a guest waits for a store that is away before its requests fail. Default: it waits
@@ -280,6 +284,8 @@ pub struct DiskStore {
     pub since: Timestamp,
     /// Connections so far.
     pub connections: u64,
+    /// How bytes come and go: `shm` or `tcp`.
+    pub transport: Transport,
 }
 
 /// A disk as the daemon shows it.

@@ -40,7 +40,7 @@ use crate::status::{
 };
 use crate::worker::placement::{TxId, TxQueue};
 use crate::worker::{Command, Shared, Worker};
-pub(crate) use disks::Served;
+pub(crate) use disks::{Offer, Resident, Served};
 use load::Gauges;
 
 /// How often MAC addresses age and the workers' load is looked at.

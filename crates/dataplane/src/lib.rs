@@ -49,8 +49,9 @@ pub use status::{
     Traffic, WorkerQueue, WorkerState, WorkerStatus,
 };
 pub use store::StoreError;
-pub use store::accept::{Images, OpenImage, Peer, serve as serve_store};
+pub use store::accept::{Images, OpenImage, Peer, Serving, serve as serve_store};
 pub use switch::{
     By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,
     RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
 };
+pub use vhost_session::socket::Listener;

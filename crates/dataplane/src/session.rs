@@ -4,7 +4,9 @@
 //! **Threads.** The task is one of the control runtime; it drives a [`Device`], which speaks to
 //! workers. [`Info`] is the device's to write, behind the owner's lock.
 
+use std::future::Future;
 use std::path::Path;
+use std::pin::Pin;
 use std::time::SystemTime;
 
 use tokio::runtime::Handle;
@@ -28,6 +30,9 @@ pub(crate) fn endpoint(socket: &Path, mode: SocketMode) -> Result<Endpoint, Sock
     }
 }
 
+/// Resolves when a task has to end.
+pub(crate) type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// The running task of a socket.
 #[derive(Debug)]
 pub(crate) struct SessionTask {
@@ -44,17 +49,26 @@ impl SessionTask {
         device: impl Device,
         runtime: &Handle,
     ) -> SessionTask {
+        let serve = |stop| async move {
+            let served = vhost_session::socket::serve(endpoint, spec, device, stop).await;
+            if let Err(error) = served {
+                tracing::error!(%name, "cannot serve: {error}");
+            }
+        };
+        SessionTask::run(serve, runtime)
+    }
+
+    /// Runs what ends when the future that it is given does.
+    pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(
+        work: impl FnOnce(Stop) -> F,
+        runtime: &Handle,
+    ) -> SessionTask {
         let (stop, stopped) = oneshot::channel();
-        let serving = vhost_session::socket::serve(endpoint, spec, device, async {
+        let stop_when: Stop = Box::pin(async {
             // An error means that its owner is gone: stop as well.
             let _ = stopped.await;
         });
-        let task = runtime.spawn(async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%name, "cannot serve: {error}");
-            }
-        });
-        SessionTask { stop, task }
+        SessionTask { stop, task: runtime.spawn(work(stop_when)) }
     }
 
     /// Ends the session and waits until its queues have stopped and the socket is gone.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use disk::qos::Rate;
 use pace::{Moderation, Profile};
+use serde::{Deserialize, Serialize};
 use switch::{NetworkId, VlanMode};
 use sys::numa::Topology;
 
@@ -142,7 +143,7 @@ pub struct DiskSpec {
 }
 
 /// How much a disk may do; `None`: as much as it can.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskLimits {
     /// Operations of any kind.
     pub operations: Option<Rate>,

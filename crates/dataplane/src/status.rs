@@ -4,10 +4,12 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use disk::counters::Totals;
+use remote::control::Transport;
+use serde::{Deserialize, Serialize};
 use switch::{DropReason, PortId};
 
 /// State of a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortState {
     /// No front end is connected.
     Waiting,
@@ -138,7 +140,7 @@ pub struct QueueStatus {
 }
 
 /// Everything to be seen of a disk.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DiskStatus {
     /// Its state.
     pub state: PortState,
@@ -177,7 +179,7 @@ pub struct DiskStatus {
 }
 
 /// The connection of a disk to its store.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreStatus {
     /// Where it was reached last.
     pub address: Option<String>,
@@ -187,10 +189,12 @@ pub struct StoreStatus {
     pub since: SystemTime,
     /// Connections so far.
     pub connections: u64,
+    /// How bytes come and go: `Shm` or `Tcp`.
+    pub transport: Transport,
 }
 
 /// A running queue of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskQueue {
     /// Its index.
     pub index: u16,

@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use serde::{Deserialize, Serialize};
+
 use crate::request::{Command, Refusal};
 
 /// Upper bounds of the latency buckets, in microseconds, inclusive; one more bucket is for all above.
@@ -160,7 +162,7 @@ fn bucket(latency_ns: u64) -> usize {
 }
 
 /// Sums over the queues of a disk, since they started.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// By [`Kind::ALL`].
     pub kinds: [KindTotals; KINDS],
@@ -169,7 +171,7 @@ pub struct Totals {
 }
 
 /// Sums over one kind of operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindTotals {
     /// Bytes moved, discarded or cleared by those that succeeded.
     pub bytes: u64,

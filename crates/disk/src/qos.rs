@@ -7,11 +7,13 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
+
 /// Tokens are counted in this many parts.
 const PARTS: i128 = 1_000_000_000;
 
 /// A limit: so many a second, and so many at once after a pause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
     /// Operations or bytes a second.
     pub per_second: NonZeroU64,

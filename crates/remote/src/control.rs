@@ -3,7 +3,9 @@
 //! The client says [`Hello`](ToStore::Hello), then opens one image; everything is answered by one
 //! message or refused. Unknown fields are ignored, so that newer versions can say more.
 
-pub use api::ImageName;
+pub use api::{ImageName, Transport};
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// From the client.
@@ -30,6 +32,9 @@ pub enum ToStore {
         /// Takes it from whoever has it open: they can change nothing any more.
         #[serde(default)]
         fence: bool,
+        /// The guest is to be served by the store itself, on the same machine.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_place: bool,
     },
     /// The images there are.
     List,
@@ -47,6 +52,9 @@ pub enum ToClient {
         store: String,
         /// Another one after the store's machine has started anew: what was not flushed may be gone.
         boot: String,
+        /// The Unix socket at which guests of the same machine are handed over, if they can be.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        local: Option<PathBuf>,
     },
     /// The image is open: requests may come.
     Opened(Opened),
@@ -76,6 +84,9 @@ pub struct Opened {
     pub bytes: u32,
     /// Whether space can be given back.
     pub discard: bool,
+    /// The answer to `in_place`: what to say at the Unix socket, soon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Session>,
 }
 
 impl Opened {
@@ -200,6 +211,7 @@ mod tests {
             write: true,
             session: Session(0xf),
             fence: false,
+            in_place: false,
         };
         let text = r#"{"say":"open","image":"web","write":true,"session":"0000000000000000000000000000000f","fence":false}"#;
         assert_eq!(String::from_utf8(encode(&open)).unwrap(), text);

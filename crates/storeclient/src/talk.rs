@@ -46,7 +46,13 @@ pub(crate) fn open(
 ) -> Result<Connected, Error> {
     first(store, give_up, |talk| {
         let session = store.session;
-        talk.say(&ToStore::Open { image: image.clone(), write, session, fence: false })?;
+        talk.say(&ToStore::Open {
+            image: image.clone(),
+            write,
+            session,
+            fence: false,
+            in_place: false,
+        })?;
         match talk.hear()? {
             ToClient::Opened(opened) => {
                 let opened = opened.checked().map_err(|what| talk.strange(what))?;

@@ -21,7 +21,16 @@ pub fn run(data: &[u8]) {
 }
 
 fn opened(requests: u16, bytes: u32) -> Opened {
-    Opened { handle: 7, epoch: 1, size: SIZE, block_size: 512, requests, bytes, discard: true }
+    Opened {
+        handle: 7,
+        epoch: 1,
+        size: SIZE,
+        block_size: 512,
+        requests,
+        bytes,
+        discard: true,
+        place: None,
+    }
 }
 
 /// A stream of frames, of which the store ends the oldest request now and then.

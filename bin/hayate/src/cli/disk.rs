@@ -158,7 +158,10 @@ fn summary(disk: &Disk) -> Vec<(&'static str, String)> {
         let address = units::maybe(store.address.as_ref());
         let age = units::age(store.since.age());
         match &store.away {
-            None => format!("{address}, connected for {age}, {times} so far"),
+            None => {
+                let transport = store.transport.as_str();
+                format!("{address} by {transport}, connected for {age}, {times} so far")
+            }
             Some(why) => format!("away for {age}, the guest waits: {why}"),
         }
     });

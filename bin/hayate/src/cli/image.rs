@@ -60,8 +60,8 @@ pub(super) fn command(client: &Client, command: ImageCommand) -> Result<(), Fail
 fn mount(args: ImageMount) -> Result<(), Failure> {
     let ImageMount { store, dir, readonly, cache, transport, store_timeout, log } = args;
     match transport.unwrap_or_default() {
-        // There is no other one yet.
-        Transport::Auto | Transport::Tcp => {}
+        // Files of the mount are nobody's memory: there is no other one.
+        Transport::Auto | Transport::Shm | Transport::Tcp => {}
     }
     let patience = store_timeout.map(Duration::from_secs);
     let options = mount::Options { store, dir, readonly, cache, patience, log };

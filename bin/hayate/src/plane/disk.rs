@@ -141,6 +141,11 @@ impl Plane {
         Ok(self.host.resize_disk(disk, size)?)
     }
 
+    /// Has stores that serve guests themselves say how those are, for [`Plane::disk`].
+    pub(crate) async fn ask_stores(&self) {
+        self.host.ask_stores().await;
+    }
+
     /// What a disk is doing; `None` once it is closed.
     pub(crate) fn disk(&self, disk: DiskHandle) -> Option<DiskStatus> {
         self.host.disk_status(disk)

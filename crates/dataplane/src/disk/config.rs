@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use remote::control::Opened;
 use sys::EventFd;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use vhost_session::socket::Endpoint;
 use vhost_session::{ConfigRefused, Device, DeviceFault, DeviceSpec, QueueSetup, SessionEnd};
 use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
@@ -32,6 +32,7 @@ use crate::homes::Workers;
 use crate::session::{self, Info, QueueInfo, SessionTask};
 use crate::spec::{DiskLimits, DiskSpec};
 use crate::status::PortState;
+use crate::store::place::Front;
 
 /// Data segments of a request, as QEMU's own device has them.
 const SEG_MAX: u32 = 126;
@@ -72,7 +73,11 @@ fn look(spec: &DiskSpec, block_size: u32) -> DeviceLook {
 }
 
 /// Bytes that are written together, of an image that is here.
-fn block_size(image: &DiskImage) -> io::Result<u32> {
+///
+/// # Errors
+///
+/// The file does not say.
+pub(crate) fn block_size(image: &DiskImage) -> io::Result<u32> {
     match image {
         DiskImage::File(file) => Ok(Manner::of(file)?.block_size()),
         DiskImage::Image(_) | DiskImage::Store(_) => Ok(SECTOR as u32),
@@ -126,7 +131,7 @@ pub(crate) fn make(
     }
     let impossible = |source| HostError::DiskLook { disk: name.clone(), source };
     let mut config = Config::new(look).map_err(impossible)?;
-    if spec.writethrough.as_ref().is_some_and(|path| path.exists()) {
+    if CacheMode::of(spec).writethrough() {
         config.keep_writethrough();
     }
     let mut id_bytes = [0; ID_BYTES];
@@ -146,6 +151,7 @@ pub(crate) fn make(
         info: Mutex::new(Info::new(spec.queues.into())),
         last_error: Mutex::default(),
         store: Mutex::default(),
+        report: Mutex::default(),
         logged: AtomicU64::new(0),
         faults: report,
     });
@@ -176,18 +182,81 @@ impl Door {
         workers: &Arc<Workers>,
         faults: Faults,
     ) -> Result<Door, HostError> {
-        let features = (ring_features() | disk.config.lock().features()) & !spec.features_off;
         let endpoint = session::endpoint(&spec.socket, spec.mode)?;
-        let (kept, workers) = (spec.writethrough.clone(), Arc::clone(workers));
-        let device = DiskDevice { disk: Arc::clone(disk), workers, faults, kept };
-        let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
-        Ok(Door { endpoint, device, spec })
+        let cache_mode = CacheMode::of(spec);
+        Ok(Door::at(endpoint, spec, disk, workers, faults, cache_mode))
     }
+
+    /// With front ends from here.
+    pub(crate) fn at(
+        endpoint: Endpoint,
+        spec: &DiskSpec,
+        disk: &Arc<Disk>,
+        workers: &Arc<Workers>,
+        faults: Faults,
+        cache_mode: CacheMode,
+    ) -> Door {
+        let features = (ring_features() | disk.config.lock().features()) & !spec.features_off;
+        let (disk, workers) = (Arc::clone(disk), Arc::clone(workers));
+        let device = DiskDevice { disk, workers, faults, cache_mode };
+        let spec = DeviceSpec::block(features, spec.queues, disk::config::CONFIG_SIZE as u16);
+        Door { endpoint, device, spec }
+    }
+
     /// Starts serving front ends; the worker has the disk.
     pub(crate) fn spawn(self, runtime: &Handle) -> SessionTask {
         let Self { endpoint, device, spec } = self;
         let name = device.disk.name.clone();
         SessionTask::spawn(name, endpoint, spec, device, runtime)
+    }
+
+    /// Starts serving front ends that a store may serve, too.
+    pub(crate) fn spawn_front(self, front: Front, runtime: &Handle) -> SessionTask {
+        let Self { endpoint, device, spec } = self;
+        SessionTask::run(|stop| front.meet(endpoint, spec, device, stop), runtime)
+    }
+}
+
+/// Where it is kept for a successor whether the guest asked for writethrough.
+#[derive(Debug)]
+pub(crate) enum CacheMode {
+    /// Nowhere.
+    Lost,
+    /// By a file that is there if it did.
+    File(PathBuf),
+    /// By who listens.
+    Told(watch::Sender<bool>),
+}
+
+impl CacheMode {
+    /// Of a disk.
+    pub(crate) fn of(spec: &DiskSpec) -> CacheMode {
+        spec.writethrough.clone().map_or(CacheMode::Lost, CacheMode::File)
+    }
+
+    /// Whether it asked for writethrough before.
+    pub(crate) fn writethrough(&self) -> bool {
+        matches!(self, CacheMode::File(path) if path.exists())
+    }
+
+    /// Keeps it.
+    pub(crate) fn keep(&self, disk: &Disk, writethrough: bool) {
+        let kept = match self {
+            CacheMode::Lost => Ok(()),
+            CacheMode::File(path) if writethrough => std::fs::write(path, ""),
+            CacheMode::File(path) => match std::fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            },
+            CacheMode::Told(tell) => {
+                tell.send_if_modified(|told| std::mem::replace(told, writethrough) != writethrough);
+                Ok(())
+            }
+        };
+        if let Err(error) = kept {
+            let lost = "after a restart of this program writes may be cached that should not be";
+            tracing::error!(disk = %disk.name, %error, "the cache mode is not kept: {lost}");
+        }
     }
 }
 
@@ -196,23 +265,10 @@ struct DiskDevice {
     disk: Arc<Disk>,
     workers: Arc<Workers>,
     faults: Faults,
-    /// The file that says that its guest asked for writethrough.
-    kept: Option<PathBuf>,
+    cache_mode: CacheMode,
 }
 
 impl DiskDevice {
-    /// Keeps for a successor whether the guest asked for writethrough.
-    fn keep_cache_mode(&self) -> io::Result<()> {
-        let Some(path) = &self.kept else { return Ok(()) };
-        if self.disk.config.lock().asked_writethrough() {
-            return std::fs::write(path, "");
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-
     fn command(&self, command: DiskCommand) {
         self.disk.command(&self.workers, command);
     }
@@ -294,10 +350,8 @@ impl Device for DiskDevice {
         let written = self.disk.config.lock().write(offset, bytes);
         written.map_err(|refused| ConfigRefused { reason: refused.to_string() })?;
         self.rules();
-        if let Err(error) = self.keep_cache_mode() {
-            let lost = "after a restart of this program writes may be cached that should not be";
-            tracing::error!(disk = %self.disk.name, %error, "the cache mode is not kept: {lost}");
-        }
+        let writethrough = self.disk.config.lock().asked_writethrough();
+        self.cache_mode.keep(&self.disk, writethrough);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use remote::control::ImageName;
+use remote::control::{ImageName, Transport};
 use rustls::ClientConfig;
 
 /// Where the bytes of a disk are.
@@ -37,6 +37,8 @@ pub struct StoreTarget {
     /// How long the guest waits for a store that is away before it is told that its requests have
     /// failed. `None`: for ever.
     pub patience: Option<Duration>,
+    /// How bytes come and go.
+    pub transport: Transport,
     /// How to know the store, and to be known by it. `None`: neither is, and nothing is encrypted.
     pub tls: Option<Arc<ClientConfig>>,
 }

@@ -28,8 +28,6 @@ pub(crate) struct Connected {
     pub(crate) opened: Opened,
     /// Which start of the store's machine it is.
     pub(crate) boot: String,
-    /// Where it leads.
-    pub(crate) address: String,
 }
 
 /// What a step of a request came to.

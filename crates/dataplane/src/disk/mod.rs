@@ -40,13 +40,14 @@ use disk::config::{Config, Rules, SpecError};
 use disk::counters::{Counters, Kind};
 use disk::qos::Limiter;
 use parking_lot::Mutex;
+use remote::control::Transport;
 use sys::EventFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::counters::Counter;
 use crate::homes::Workers;
 use crate::session::Info;
-use crate::status::StoreStatus;
+use crate::status::{DiskStatus, StoreStatus};
 use crate::worker::Command;
 pub use image::{DiskImage, Extent, Image, StoreTarget};
 use link::Connected;
@@ -128,6 +129,8 @@ pub(crate) struct Disk {
     pub(crate) last_error: Mutex<Option<String>>,
     /// Of a disk whose image is in a store.
     pub(crate) store: Mutex<Option<StoreStatus>>,
+    /// What the store said of it last, while its guest is served there.
+    pub(crate) report: Mutex<Option<Box<DiskStatus>>>,
     logged: AtomicU64,
     /// Where the worker reports a ring that lied or memory that vanished.
     faults: mpsc::UnboundedSender<(u16, String)>,
@@ -174,21 +177,28 @@ impl Disk {
         Ok(())
     }
 
-    /// Notes that a store has been reached at an address, or why not.
-    pub(crate) fn store_state(&self, state: Result<String, String>) {
+    /// Notes that a store has been reached at an address, and how bytes come and go, or why not.
+    pub(crate) fn store_state(&self, state: Result<(String, Transport), String>) {
         let mut store = self.store.lock();
-        let connections = store.as_ref().map_or(0, |store| store.connections);
-        let address = store.take().and_then(|store| store.address);
-        *store = Some(match state {
-            Ok(address) => StoreStatus {
+        let since = SystemTime::now();
+        let before = store.take();
+        let connections = before.as_ref().map_or(0, |store| store.connections);
+        *store = Some(match (state, before) {
+            (Ok((address, transport)), _) => StoreStatus {
                 address: Some(address),
                 away: None,
-                since: SystemTime::now(),
+                since,
                 connections: connections + 1,
+                transport,
             },
-            Err(why) => {
-                StoreStatus { address, away: Some(why), since: SystemTime::now(), connections }
-            }
+            (Err(why), Some(before)) => StoreStatus { away: Some(why), since, ..before },
+            (Err(why), None) => StoreStatus {
+                address: None,
+                away: Some(why),
+                since,
+                connections,
+                transport: Transport::Auto,
+            },
         });
     }
 }

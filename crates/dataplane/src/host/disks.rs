@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use disk::SECTOR;
 use disk::counters::Totals;
 use remote::control::Opened;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use vhost_session::socket::{Endpoint, Handed};
 
 use super::Host;
-use crate::disk::config::{self, Door, Faults, Made};
+use crate::disk::config::{self, CacheMode, Door, Faults, Made};
 use crate::disk::connection::Connection;
 use crate::disk::link::Link;
 use crate::disk::queue::LiveQueue;
@@ -19,7 +22,9 @@ use crate::error::HostError;
 use crate::session::{QueueInfo, SessionTask};
 use crate::spec::{DiskLimits, DiskSpec, SocketMode};
 use crate::status::{DiskQueue, DiskStatus};
-use crate::store::keeper::{self, Keeper, Kept};
+use crate::store::keeper::{self, Keeper, Kept, Wish};
+use crate::store::place::{Ask, Front};
+use crate::store::post::Guest;
 
 /// A disk, and the task of its session.
 #[derive(Debug)]
@@ -29,7 +34,12 @@ pub(super) struct Entry {
     task: Option<SessionTask>,
     /// Of an image in a store.
     keeper: Option<Keeper>,
+    /// Of an image in a store: whoever meets its front ends.
+    front: Option<mpsc::UnboundedSender<Ask>>,
 }
+
+/// How long the store that serves a guest may take to say how it is.
+const STATUS: Duration = Duration::from_millis(300);
 
 impl Host {
     /// Makes a disk and serves it to whoever connects to its socket. An image in a store is opened
@@ -43,12 +53,15 @@ impl Host {
         if let Some(worker) = spec.worker {
             self.check_worker(worker)?;
         }
+        let wish = Wish::of(spec);
         let far = match &spec.image {
-            DiskImage::Store(target) => Some((Arc::clone(target), keeper::open(target).await?)),
+            DiskImage::Store(target) => {
+                Some((Arc::clone(target), keeper::open(target, Some(&wish)).await?))
+            }
             DiskImage::File(_) | DiskImage::Image(_) => None,
         };
         let (say, ends) = mpsc::unbounded_channel();
-        let opened = far.as_ref().map(|(_, connected)| (Link::new(say), &connected.opened));
+        let opened = far.as_ref().map(|(_, reached)| (Link::new(say.clone()), &reached.opened));
         let workers = &self.0.workers;
         let (disk, live, door) = self.enter(spec, opened, |made| {
             let Made { disk, live, faults } = made;
@@ -56,14 +69,30 @@ impl Host {
             Ok((disk, live, door))
         })?;
         disk.command(workers, DiskCommand::Add(live));
-        let keeper = far.map(|(target, connected)| {
-            let (disk, workers) = (Arc::clone(&disk), Arc::clone(workers));
-            let kept = Kept { disk, workers, target, ends };
-            Keeper::spawn(kept, connected, &self.0.runtime)
-        });
-        let task = door.spawn(&self.0.runtime);
+        let runtime = &self.0.runtime;
+        let (task, keeper, front) = match far {
+            None => (door.spawn(runtime), None, None),
+            Some((target, reached)) => {
+                let (way, ways) = mpsc::unbounded_channel();
+                let (ask, asks) = mpsc::unbounded_channel();
+                let front = Front {
+                    disk: Arc::clone(&disk),
+                    socket: spec.socket.clone(),
+                    mode: spec.mode,
+                    limits: spec.limits,
+                    cache_mode: CacheMode::of(spec),
+                    ways,
+                    ends: say,
+                    asks,
+                };
+                let (disk, workers) = (Arc::clone(&disk), Arc::clone(workers));
+                let kept = Kept { disk, workers, target, wish: Some(wish), way, ends };
+                let keeper = Keeper::spawn(kept, reached, runtime);
+                (door.spawn_front(front, runtime), Some(keeper), Some(ask))
+            }
+        };
         if let Some(entry) = self.0.tables.lock().disks.get_mut(&disk.id) {
-            (entry.task, entry.keeper) = (Some(task), keeper);
+            (entry.task, entry.keeper, entry.front) = (Some(task), keeper, front);
         }
         Ok(disk.id)
     }
@@ -86,7 +115,7 @@ impl Host {
         if let Some(shared) = workers.get(worker) {
             shared.assigned.fetch_add(1, Relaxed);
         }
-        tables.disks.insert(disk.id, Entry { disk, task: None, keeper: None });
+        tables.disks.insert(disk.id, Entry { disk, task: None, keeper: None, front: None });
         Ok(finished)
     }
 
@@ -124,29 +153,36 @@ impl Host {
     }
 
     /// Makes a disk for another host.
-    pub(crate) fn serve_image(
-        &self,
-        name: String,
-        image: DiskImage,
-        size: u64,
-        read_only: bool,
-    ) -> Result<Served, HostError> {
-        let spec = DiskSpec {
-            name,
-            socket: PathBuf::new(),
-            mode: SocketMode::Server,
-            queues: 1,
-            image,
-            size,
-            read_only,
-            limits: DiskLimits::default(),
-            features_off: 0,
-            writethrough: None,
-            worker: None,
-        };
+    pub(crate) fn serve_image(&self, offer: Offer) -> Result<Served, HostError> {
+        let spec = offer.spec();
         let Made { disk, live, faults } = self.enter(&spec, None, Ok)?;
         disk.command(&self.0.workers, DiskCommand::Add(live));
         Ok(Served { host: self.clone(), disk, faults })
+    }
+
+    /// Makes a disk for a guest of this machine whose front ends another process meets.
+    pub(crate) fn serve_guest(&self, offer: Offer, guest: &Guest) -> Result<Resident, HostError> {
+        let Guest { disk, queues, features_off, writethrough } = guest;
+        let (name, disk) = (offer.name.clone(), disk.clone());
+        let (queues, features_off) = (*queues, *features_off);
+        let spec = DiskSpec { name: disk, queues, features_off, ..offer.spec() };
+        let workers = &self.0.workers;
+        let (tell, cache_mode) = watch::channel(*writethrough);
+        let (hand, handed) = mpsc::channel(1);
+        let (disk, live, door) = self.enter(&spec, None, |made| {
+            let Made { disk, live, faults } = made;
+            let (endpoint, told) = (Endpoint::handed(name, handed), CacheMode::Told(tell));
+            let door = Door::at(endpoint, &spec, &disk, workers, faults, told);
+            Ok((disk, live, door))
+        })?;
+        disk.command(workers, DiskCommand::Add(live));
+        if *writethrough {
+            let mut config = disk.config.lock();
+            config.keep_writethrough();
+            disk.command(workers, DiskCommand::SetRules(config.rules()));
+        }
+        let task = door.spawn(&self.0.runtime);
+        Ok(Resident { host: self.clone(), disk, task, hand, cache_mode })
     }
 
     /// Keeps a disk to these limits from now on.
@@ -157,6 +193,10 @@ impl Host {
     pub fn limit_disk(&self, id: DiskId, limits: &DiskLimits) -> Result<(), HostError> {
         let now = self.0.epoch.elapsed().as_nanos() as u64;
         let limiter = config::limiter(limits, now);
+        if let Some(front) = self.front(id) {
+            // Nobody listens once this process serves the guest.
+            let _ = front.send(Ask::Limits(*limits));
+        }
         self.disk(id)?.command(&self.0.workers, DiskCommand::SetLimits(limiter));
         Ok(())
     }
@@ -195,48 +235,114 @@ impl Host {
         disk.resize(&self.0.workers, size).map_err(look)
     }
 
+    /// Asks stores that serve guests of this host themselves how those are, for [`Host::disk_status`].
+    /// One that does not answer at once is not waited for.
+    pub async fn ask_stores(&self) {
+        let asked: Vec<_> = {
+            let tables = self.0.tables.lock();
+            let fronts = tables.disks.values().filter_map(|entry| entry.front.as_ref());
+            let ask = |front: &mpsc::UnboundedSender<Ask>| {
+                let (ask, answered) = oneshot::channel();
+                front.send(Ask::Status(ask)).is_ok().then_some(answered)
+            };
+            fronts.filter_map(ask).collect()
+        };
+        let answers = async {
+            for answered in asked {
+                // It is closed when there is an answer, or nobody to ask.
+                let _ = answered.await;
+            }
+        };
+        let _ = timeout(STATUS, answers).await;
+    }
+
+    fn front(&self, id: DiskId) -> Option<mpsc::UnboundedSender<Ask>> {
+        self.0.tables.lock().disks.get(&id)?.front.clone()
+    }
+
     /// State and counters of a disk.
     #[must_use]
     pub fn disk_status(&self, id: DiskId) -> Option<DiskStatus> {
-        let disk = self.disk(id).ok()?;
-        let mut operations = Totals::default();
-        let (mut interrupts, mut kicks, mut bounced) = (0, 0, 0);
-        for counters in &disk.counters {
-            counters.operations.add_to(&mut operations);
-            interrupts += counters.interrupts.get();
-            kicks += counters.kicks.get();
-            bounced += counters.bounced.get();
-        }
-        let info = disk.info.lock();
-        let queue = |(index, info): (u16, &Option<QueueInfo>)| {
-            let info = info.as_ref()?;
-            Some(DiskQueue { index, size: info.size, packed: info.packed, enabled: info.enabled })
-        };
-        let config = disk.config.lock();
-        Some(DiskStatus {
-            state: info.state.clone(),
-            since: info.since,
-            sessions: info.sessions,
-            last_fault: info.last_fault.clone(),
-            last_error: disk.last_error.lock().clone(),
-            features: info.features,
-            size: config.spec().capacity * SECTOR,
-            block_size: config.spec().block_size,
-            writeback: config.rules().writeback,
-            worker: disk.worker,
-            in_flight: disk.counters.iter().map(|counters| counters.in_flight.get()).sum(),
-            operations,
-            kicks,
-            interrupts,
-            bounced,
-            queues: (0u16..).zip(&info.queues).filter_map(queue).collect(),
-            store: disk.store.lock().clone(),
-        })
+        Some(status(&*self.disk(id).ok()?))
     }
 
     fn disk(&self, id: DiskId) -> Result<Arc<Disk>, HostError> {
         let tables = self.0.tables.lock();
         tables.disks.get(&id).map(|entry| Arc::clone(&entry.disk)).ok_or(HostError::NoSuchDisk)
+    }
+}
+
+/// An image that is served for others.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    /// For the log.
+    pub(crate) name: String,
+    pub(crate) image: DiskImage,
+    /// Bytes.
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+}
+
+impl Offer {
+    /// A disk of it without anything that belongs to a guest.
+    fn spec(self) -> DiskSpec {
+        let Offer { name, image, size, read_only } = self;
+        DiskSpec {
+            name,
+            socket: PathBuf::new(),
+            mode: SocketMode::Server,
+            queues: 1,
+            image,
+            size,
+            read_only,
+            limits: DiskLimits::default(),
+            features_off: 0,
+            writethrough: None,
+            worker: None,
+        }
+    }
+}
+
+/// State and counters of a disk.
+fn status(disk: &Disk) -> DiskStatus {
+    let store = disk.store.lock().clone();
+    let info = disk.info.lock();
+    if let Some(report) = &*disk.report.lock() {
+        // It is served elsewhere.
+        let (last_fault, worker) = (info.last_fault.clone(), disk.worker);
+        return DiskStatus { last_fault, worker, store, ..DiskStatus::clone(report) };
+    }
+    let mut operations = Totals::default();
+    let (mut interrupts, mut kicks, mut bounced) = (0, 0, 0);
+    for counters in &disk.counters {
+        counters.operations.add_to(&mut operations);
+        interrupts += counters.interrupts.get();
+        kicks += counters.kicks.get();
+        bounced += counters.bounced.get();
+    }
+    let queue = |(index, info): (u16, &Option<QueueInfo>)| {
+        let info = info.as_ref()?;
+        Some(DiskQueue { index, size: info.size, packed: info.packed, enabled: info.enabled })
+    };
+    let config = disk.config.lock();
+    DiskStatus {
+        state: info.state.clone(),
+        since: info.since,
+        sessions: info.sessions,
+        last_fault: info.last_fault.clone(),
+        last_error: disk.last_error.lock().clone(),
+        features: info.features,
+        size: config.spec().capacity * SECTOR,
+        block_size: config.spec().block_size,
+        writeback: config.rules().writeback,
+        worker: disk.worker,
+        in_flight: disk.counters.iter().map(|counters| counters.in_flight.get()).sum(),
+        operations,
+        kicks,
+        interrupts,
+        bounced,
+        queues: (0u16..).zip(&info.queues).filter_map(queue).collect(),
+        store,
     }
 }
 
@@ -248,11 +354,6 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Bytes that are written together.
-    pub(crate) fn block_size(&self) -> u32 {
-        self.disk.config.lock().spec().block_size
-    }
-
     /// Serves this connection.
     pub(crate) fn start(&self, connection: Connection) {
         let queue = Box::new(LiveQueue::connection(connection));
@@ -273,6 +374,48 @@ impl Served {
         self.disk.command(&self.host.0.workers, DiskCommand::Stop(0, done));
         // An error means that it was never started.
         let _ = stopped.await;
+        self.host.leave(&self.disk).await;
+    }
+}
+
+/// A disk of a guest of this machine whose front ends another process meets.
+#[derive(Debug)]
+pub(crate) struct Resident {
+    host: Host,
+    disk: Arc<Disk>,
+    task: SessionTask,
+    hand: mpsc::Sender<Handed>,
+    cache_mode: watch::Receiver<bool>,
+}
+
+impl Resident {
+    /// Serves this front end; the one before it has left.
+    pub(crate) fn hand(&self, front_end: Handed) {
+        // There is room for one. If it is not taken, who handed it over learns that it has left.
+        let _ = self.hand.try_send(front_end);
+    }
+
+    /// Keeps to these limits from now on.
+    pub(crate) fn limit(&self, limits: &DiskLimits) {
+        let _ = self.host.limit_disk(self.disk.id, limits);
+    }
+
+    /// State and counters.
+    pub(crate) fn status(&self) -> DiskStatus {
+        status(&self.disk)
+    }
+
+    /// Waits until its guest asks for another cache mode: whether that is writethrough.
+    pub(crate) async fn cache_mode(&mut self) -> bool {
+        match self.cache_mode.changed().await {
+            Ok(()) => *self.cache_mode.borrow_and_update(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Ends it: neither the image nor the guest's memory is used any more when this returns.
+    pub(crate) async fn end(self) {
+        self.task.stop().await;
         self.host.leave(&self.disk).await;
     }
 }

@@ -14,6 +14,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
@@ -21,15 +22,18 @@ use std::time::Duration;
 use remote::VERSION;
 use remote::control::{ImageName, Listed, Opened, Refused, Session, ToClient, ToStore, Why};
 use rustls::ServerConfig;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore, watch};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use vhost_session::socket::{Listener, SocketFile};
 
+use super::resident::{Arrival, Lodging, secret};
 use super::talk::{Known, Silence, Talk};
 use crate::disk::DiskImage;
+use crate::disk::config;
 use crate::disk::connection::Connection;
-use crate::host::{Host, Served};
+use crate::host::{Host, Offer, Served};
 
 /// How long a client may take for each message until an image is open.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -110,33 +114,68 @@ impl Holder {
 /// Those who have one image open, and the right to open it.
 type Holders = Arc<Mutex<Vec<Holder>>>;
 
-struct Store {
+pub(super) struct Store {
     host: Host,
     images: Arc<dyn Images>,
     name: String,
     tls: Option<Arc<ServerConfig>>,
     boot: String,
+    /// The Unix socket.
+    local: Option<PathBuf>,
     open: parking_lot::Mutex<HashMap<ImageName, Holders>>,
     handles: AtomicU32,
+    /// Images that are open for who comes to the Unix socket and knows their secret.
+    pub(super) places: parking_lot::Mutex<HashMap<Session, oneshot::Sender<Arrival>>>,
+}
+
+/// How images are served.
+#[derive(Debug)]
+pub struct Serving {
+    /// Where clients connect.
+    pub listener: TcpListener,
+    /// Where daemons of this machine hand guests over, that are served with no connection at all then.
+    pub local: Option<Listener>,
+    /// This store's, for people.
+    pub name: String,
+    /// Clients have to be known, and everything is encrypted.
+    pub tls: Option<Arc<ServerConfig>>,
+}
+
+/// Which start of this machine it is.
+///
+/// # Errors
+/// The kernel does not say.
+pub(super) fn boot() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 /// Serves images to whoever connects, until `shutdown` ends; then all connections have ended when
-/// this returns. `name` is this store's, for people. With `tls`, clients have to be known and everything is
-/// encrypted.
+/// this returns.
 ///
 /// # Errors
 /// The machine does not say which start of it this is.
 pub async fn serve(
     host: &Host,
-    listener: TcpListener,
+    serving: Serving,
     images: Arc<dyn Images>,
-    name: String,
-    tls: Option<Arc<ServerConfig>>,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-    let (open, handles) = (parking_lot::Mutex::default(), AtomicU32::new(1));
-    let store = Arc::new(Store { host: host.clone(), images, name, tls, boot, open, handles });
+    let Serving { listener, local, name, tls } = serving;
+    let local = match local.map(Listener::into_parts) {
+        Some((listener, file)) => Some((UnixListener::from_std(listener)?, file)),
+        None => None,
+    };
+    let store = Arc::new(Store {
+        host: host.clone(),
+        images,
+        name,
+        tls,
+        boot: boot()?,
+        local: local.as_ref().map(|(_, file)| file.path().to_owned()),
+        open: parking_lot::Mutex::default(),
+        handles: AtomicU32::new(1),
+        places: parking_lot::Mutex::default(),
+    });
     let (end, ending) = watch::channel(false);
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     let mut connections = JoinSet::new();
@@ -145,10 +184,11 @@ pub async fn serve(
         let accepted = tokio::select! {
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => accepted.map(|(stream, peer)| Came::Far(stream, peer)),
+            accepted = visitor(local.as_ref()) => accepted.map(Came::Near),
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
+        let came = match accepted {
+            Ok(came) => came,
             Err(error) => {
                 tracing::warn!(%error, "a connection cannot be accepted");
                 sleep(Duration::from_millis(100)).await;
@@ -157,6 +197,18 @@ pub async fn serve(
         };
         let (store, strangers) = (Arc::clone(&store), Arc::clone(&strangers));
         let mut ending = ending.clone();
+        let (stream, peer) = match came {
+            Came::Far(stream, peer) => (stream, peer),
+            Came::Near(stream) => {
+                connections.spawn(async move {
+                    tokio::select! {
+                        () = store.receive(stream, &strangers) => {}
+                        _ = ending.wait_for(|end| *end) => {}
+                    }
+                });
+                continue;
+            }
+        };
         connections.spawn(async move {
             let opened = tokio::select! {
                 opened = store.meet(stream, peer, &strangers) => opened,
@@ -172,13 +224,53 @@ pub async fn serve(
     Ok(())
 }
 
+/// A connection.
+enum Came {
+    Far(TcpStream, SocketAddr),
+    Near(UnixStream),
+}
+
+/// Waits for a connection to the Unix socket.
+async fn visitor(local: Option<&(UnixListener, SocketFile)>) -> io::Result<UnixStream> {
+    match local {
+        Some((listener, _)) => Ok(listener.accept().await?.0),
+        None => std::future::pending().await,
+    }
+}
+
+/// Who asks for what is in an image.
+enum Asker {
+    /// A client, on a connection.
+    Far(Served),
+    /// A guest of this machine.
+    Near(Box<Lodging>),
+}
+
+impl Asker {
+    /// Serves it until that cannot be gone on with: why.
+    async fn serve(&mut self) -> String {
+        match self {
+            Asker::Far(served) => served.fault().await,
+            Asker::Near(lodging) => lodging.serve().await,
+        }
+    }
+
+    /// Nothing it asked for is under way when this returns.
+    async fn end(&mut self) {
+        match self {
+            Asker::Far(served) => served.end().await,
+            Asker::Near(lodging) => lodging.end().await,
+        }
+    }
+}
+
 /// An image that is open on a connection.
 struct Running {
     store: Arc<Store>,
     image: ImageName,
     client: String,
     opened: OpenImage,
-    served: Served,
+    asker: Asker,
     stop: watch::Receiver<bool>,
     /// Dropped at the end: who waits for it goes on.
     _gone: watch::Sender<()>,
@@ -239,12 +331,12 @@ impl Store {
         // It goes into logs and files.
         let client: String = client.chars().filter(|c| !c.is_control()).take(NAME).collect();
         let client = Peer { name: format!("{client} ({peer})"), certificate };
-        let (store, boot) = (self.name.clone(), self.boot.clone());
-        talk.say(&ToClient::Welcome { version: VERSION, store, boot }).await?;
+        let (store, boot, local) = (self.name.clone(), self.boot.clone(), self.local.clone());
+        talk.say(&ToClient::Welcome { version: VERSION, store, boot, local }).await?;
         loop {
             match talk.hear().await? {
-                ToStore::Open { image, write, session, fence } => {
-                    return Ok(Some((client, Wish { image, write, session, fence })));
+                ToStore::Open { image, write, session, fence, in_place } => {
+                    return Ok(Some((client, Wish { image, write, session, fence, in_place })));
                 }
                 ToStore::List => {
                     let (images, asks) = (Arc::clone(&self.images), client.clone());
@@ -302,29 +394,22 @@ impl Store {
             Err(why) => return refuse(&mut talk, why).await,
         };
         let client = client.name.clone();
-        let name = format!("{}@{client}", wish.image);
-        let served = self
-            .host
-            .serve_image(name, opened.image.clone(), opened.size, !write)
-            .map_err(io::Error::other)?;
         let answer = Opened {
             handle: self.handles.fetch_add(1, Relaxed),
             epoch: opened.epoch,
             size: opened.size,
-            block_size: served.block_size(),
+            block_size: config::block_size(&opened.image)?,
             requests: REQUESTS,
             bytes: BYTES,
             discard: true,
+            place: None,
         };
-        let said = talk.say(&ToClient::Opened(answer.clone())).await;
-        let started = said.and_then(|()| talk.into_wire()).and_then(|wire| {
-            served.start(Connection::new(wire, answer, write)?);
-            Ok(())
-        });
-        if let Err(error) = started {
-            served.end().await;
-            return Err(error);
-        }
+        let (name, image) = (format!("{}@{client}", wish.image), opened.image.clone());
+        let offer = Offer { name, image, size: opened.size, read_only: !write };
+        let asker = match wish.in_place && self.local.is_some() {
+            true => Asker::Near(Box::new(self.lodge(offer, answer, talk).await?)),
+            false => Asker::Far(self.connect(offer, answer, talk).await?),
+        };
         let (stop, stopping) = watch::channel(false);
         let (gone, going) = watch::channel(());
         holders.push(Holder { session: wish.session, stop, gone: going });
@@ -334,9 +419,45 @@ impl Store {
             image: wish.image,
             client,
             opened,
-            served,
+            asker,
             stop: stopping,
             _gone: gone,
+        })
+    }
+
+    /// Serves a client on its connection.
+    async fn connect(&self, offer: Offer, answer: Opened, mut talk: Talk) -> io::Result<Served> {
+        let write = !offer.read_only;
+        let served = self.host.serve_image(offer).map_err(io::Error::other)?;
+        let said = talk.say(&ToClient::Opened(answer.clone())).await;
+        let started = said.and_then(|()| talk.into_wire()).and_then(|wire| {
+            served.start(Connection::new(wire, answer, write)?);
+            Ok(())
+        });
+        if let Err(error) = started {
+            served.end().await;
+            return Err(error);
+        }
+        Ok(served)
+    }
+
+    /// Prepares for a guest of this machine.
+    async fn lodge(&self, offer: Offer, answer: Opened, mut talk: Talk) -> io::Result<Lodging> {
+        let place = secret()?;
+        let (come, arrival) = oneshot::channel();
+        {
+            let mut places = self.places.lock();
+            // Of those that nobody waits for any more, nothing is kept.
+            places.retain(|_, come| !come.is_closed());
+            places.insert(place, come);
+        }
+        talk.say(&ToClient::Opened(Opened { place: Some(place), ..answer })).await?;
+        Ok(Lodging {
+            host: self.host.clone(),
+            offer,
+            arrival: Some(arrival),
+            talk: Some(talk),
+            place: None,
         })
     }
 }
@@ -354,18 +475,19 @@ struct Wish {
     write: bool,
     session: Session,
     fence: bool,
+    in_place: bool,
 }
 
 impl Running {
     /// Serves the connection until it ends.
     async fn run(mut self, mut ending: watch::Receiver<bool>) {
         let why = tokio::select! {
-            why = self.served.fault() => why,
+            why = self.asker.serve() => why,
             _ = self.stop.wait_for(|stop| *stop) => "another connection has the image now".to_owned(),
             _ = ending.wait_for(|end| *end) => "this store ends".to_owned(),
         };
         // Nothing it asked for is under way after this.
-        self.served.end().await;
+        self.asker.end().await;
         let opened = self.opened;
         // Closing an image may wait until what was written is stable.
         let _ = tokio::task::spawn_blocking(move || drop(opened)).await;

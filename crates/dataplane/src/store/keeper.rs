@@ -1,11 +1,12 @@
 //! The connections of a disk to its store, one after the other.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use remote::VERSION;
-use remote::control::{Session, ToClient, ToStore};
+use remote::control::{Opened, Session, ToClient, ToStore, Transport};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
@@ -13,11 +14,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::StoreError;
+use super::place::{Placed, Way};
+use super::post::{FromPlace, Guest, Post, ToPlace};
 use super::talk::{Known, Silence, Talk};
+use super::{StoreError, accept};
+use crate::disk::config::CacheMode;
 use crate::disk::link::Connected;
+use crate::disk::wire::Wire;
 use crate::disk::{Disk, DiskCommand, StoreTarget};
 use crate::homes::Workers;
+use crate::spec::DiskSpec;
 
 /// How long a store may take to accept a connection, and for each answer before the image is open.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -31,18 +37,67 @@ const CHECK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// None does: the last reason.
-pub(crate) async fn open(target: &StoreTarget) -> Result<Connected, StoreError> {
+pub(crate) async fn open(target: &StoreTarget, wish: Option<&Wish>) -> Result<Reached, StoreError> {
     let mut error = StoreError::NoAddress;
     for address in &target.addresses {
-        match open_at(target, address).await {
-            Ok(connected) => return Ok(connected),
+        match open_at(target, address, wish).await {
+            Ok(reached) => return Ok(reached),
             Err(why) => error = why,
         }
     }
     Err(error)
 }
 
-async fn open_at(target: &StoreTarget, address: &str) -> Result<Connected, StoreError> {
+/// What a store has to know to serve the guest itself, and where the rest of it is.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    guest: Guest,
+    cache_mode: CacheMode,
+}
+
+impl Wish {
+    pub(crate) fn of(spec: &DiskSpec) -> Wish {
+        Wish { guest: Guest::of(spec), cache_mode: CacheMode::of(spec) }
+    }
+
+    /// As it is by now.
+    fn guest(&self) -> Guest {
+        Guest { writethrough: self.cache_mode.writethrough(), ..self.guest.clone() }
+    }
+}
+
+/// An image that is open.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    pub(crate) opened: Opened,
+    /// Where it is.
+    address: String,
+    by: By,
+}
+
+/// How it is reached.
+#[derive(Debug)]
+enum By {
+    /// Requests can be made; and which start of the store's machine it is.
+    Wire(Box<Wire>, String),
+    /// Front ends can be handed over.
+    Place(Placed),
+}
+
+impl Reached {
+    fn transport(&self) -> Transport {
+        match self.by {
+            By::Wire(..) => Transport::Tcp,
+            By::Place(_) => Transport::Shm,
+        }
+    }
+}
+
+async fn open_at(
+    target: &StoreTarget,
+    address: &str,
+    wish: Option<&Wish>,
+) -> Result<Reached, StoreError> {
     let unreachable =
         |source: io::Error| StoreError::Connect { address: address.to_owned(), source };
     let strange = |what: String| StoreError::Protocol { address: address.to_owned(), what };
@@ -61,16 +116,30 @@ async fn open_at(target: &StoreTarget, address: &str) -> Result<Connected, Store
     let hello = ToStore::Hello { version: VERSION, client: target.client.clone() };
     talk.say(&hello).await.map_err(unreachable)?;
     let refused = |source| StoreError::Refused { address: address.to_owned(), source };
-    let boot = match talk.hear().await.map_err(silent)? {
-        ToClient::Welcome { version: VERSION, boot, .. } => boot,
+    let (boot, local) = match talk.hear().await.map_err(silent)? {
+        ToClient::Welcome { version: VERSION, boot, local, .. } => (boot, local),
         ToClient::Refused(why) => return Err(refused(why)),
         _ => return Err(strange("its welcome is none".to_owned())),
+    };
+    let near = match wish {
+        Some(wish) if target.transport != Transport::Tcp => match near(&boot, local).await {
+            Ok(post) => Some((post, wish)),
+            Err(why) if target.transport == Transport::Shm => {
+                return Err(StoreError::NotHere { address: address.to_owned(), why });
+            }
+            Err(why) => {
+                tracing::debug!(address, "served over TCP: {why}");
+                None
+            }
+        },
+        _ => None,
     };
     let open = ToStore::Open {
         image: target.image.clone(),
         write: target.write,
         session: Session(target.session),
         fence: false,
+        in_place: near.is_some(),
     };
     talk.say(&open).await.map_err(unreachable)?;
     let opened = match talk.hear().await.map_err(silent)? {
@@ -78,8 +147,32 @@ async fn open_at(target: &StoreTarget, address: &str) -> Result<Connected, Store
         ToClient::Refused(why) => return Err(refused(why)),
         _ => return Err(strange("its answer is none".to_owned())),
     };
-    let wire = talk.into_wire().map_err(unreachable)?;
-    Ok(Connected { wire, opened, boot, address: address.to_owned() })
+    let by = match (near, opened.place) {
+        (Some((mut post, wish)), Some(place)) => {
+            let come = ToPlace::Place { place, guest: wish.guest() };
+            post.say(&come, None).await.map_err(unreachable)?;
+            match timeout(ANSWER, post.hear()).await.map_err(late)?.map_err(silent)? {
+                FromPlace::Placed => {}
+                FromPlace::Refused(why) => return Err(refused(why)),
+                _ => return Err(strange("its answer is none".to_owned())),
+            }
+            By::Place(Placed { post })
+        }
+        _ => By::Wire(Box::new(talk.into_wire().map_err(unreachable)?), boot),
+    };
+    Ok(Reached { opened, address: address.to_owned(), by })
+}
+
+/// Connects to the Unix socket of a store of this machine. Why there is none, for people.
+async fn near(boot: &str, local: Option<PathBuf>) -> Result<Post, String> {
+    let Some(local) = local else { return Err("it has no Unix socket".to_owned()) };
+    let own = accept::boot().map_err(|error| error.to_string())?;
+    if own != boot {
+        return Err("it is on another machine".to_owned());
+    }
+    let connecting = timeout(CONNECT, Post::connect(&local)).await;
+    let connected = connecting.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    connected.map_err(|error| format!("{}: {error}", local.display()))
 }
 
 /// The name by which a certificate knows the host of an address.
@@ -101,14 +194,19 @@ pub(crate) struct Kept {
     pub(crate) disk: Arc<Disk>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) target: Arc<StoreTarget>,
+    /// What a store has to know to serve the guest itself; none once this process does.
+    pub(crate) wish: Option<Wish>,
+    /// Where it is said who serves the guest.
+    pub(crate) way: mpsc::UnboundedSender<Way>,
     /// Where the worker says that a connection has ended, and why.
     pub(crate) ends: mpsc::UnboundedReceiver<String>,
 }
 
 impl Keeper {
     /// Keeps the disk connected, at first by this connection.
-    pub(crate) fn spawn(kept: Kept, first: Connected, runtime: &Handle) -> Keeper {
+    pub(crate) fn spawn(kept: Kept, first: Reached, runtime: &Handle) -> Keeper {
         let (stop, stopped) = oneshot::channel();
+        kept.reached(&first);
         let task = runtime.spawn(async move {
             tokio::select! {
                 () = kept.keep(first) => {}
@@ -129,18 +227,39 @@ impl Keeper {
 }
 
 impl Kept {
-    async fn keep(mut self, first: Connected) {
-        let mut connected = first;
+    async fn keep(mut self, first: Reached) {
+        let mut reached = first;
         loop {
-            self.disk.store_state(Ok(connected.address.clone()));
-            self.resized(connected.opened.size);
-            self.command(DiskCommand::Connected(Box::new(connected)));
+            self.resized(reached.opened.size);
+            let Reached { opened, by, .. } = reached;
+            match by {
+                By::Wire(wire, boot) => {
+                    self.serve_here();
+                    let connected = Connected { wire: *wire, opened, boot };
+                    self.command(DiskCommand::Connected(Box::new(connected)));
+                }
+                // Nobody listens only while the disk is being removed.
+                By::Place(placed) => _ = self.way.send(Way::Place(placed)),
+            }
             let Some(why) = self.lost().await else { return };
             let disk = &self.disk.name;
             tracing::warn!(%disk, "the connection to its store is lost, its guest waits: {why}");
             self.disk.store_state(Err(why));
-            connected = self.connect().await;
-            tracing::info!(disk = %self.disk.name, store = %connected.address, "connected again");
+            reached = self.connect().await;
+            let (store, transport) = (&reached.address, reached.transport().as_str());
+            tracing::info!(disk = %self.disk.name, %store, transport, "connected again");
+            self.reached(&reached);
+        }
+    }
+
+    fn reached(&self, reached: &Reached) {
+        self.disk.store_state(Ok((reached.address.clone(), reached.transport())));
+    }
+
+    /// Has this process serve the guest from now on, if it does not already.
+    fn serve_here(&mut self) {
+        if self.wish.take().is_some() {
+            let _ = self.way.send(Way::Here);
         }
     }
 
@@ -151,13 +270,13 @@ impl Kept {
         loop {
             tokio::select! {
                 why = self.ends.recv() => return why,
-                _ = checks.tick() => self.command(DiskCommand::CheckLink),
+                _ = checks.tick(), if self.wish.is_none() => self.command(DiskCommand::CheckLink),
             }
         }
     }
 
     /// Connects again, however long it takes.
-    async fn connect(&self) -> Connected {
+    async fn connect(&mut self) -> Reached {
         let (mut said, away) = (String::new(), Instant::now());
         let mut patience = self.target.patience;
         loop {
@@ -166,10 +285,11 @@ impl Kept {
             {
                 let disk = &self.disk.name;
                 tracing::error!(%disk, "its store is away for too long: requests fail");
+                self.serve_here();
                 self.command(DiskCommand::FailLink);
                 patience = None;
             }
-            match open(&self.target).await {
+            match open(&self.target, self.wish.as_ref()).await {
                 Ok(connected) => return connected,
                 Err(error) => {
                     let text = error.to_string();

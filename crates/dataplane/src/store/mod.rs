@@ -8,9 +8,15 @@
 //! What is said until an image is open ([`talk`]) runs on the control runtime; from then on the
 //! connection belongs to a worker ([`crate::disk`]), which reads requests and answers between its
 //! other work. [`keeper`] makes the connections of a disk, [`accept`] serves those of others.
+//!
+//! On one machine there is less to do: the daemon hands the guest over ([`place`]), and the store serves
+//! its virtqueues itself ([`resident`]).
 
 pub(crate) mod accept;
 pub(crate) mod keeper;
+pub(crate) mod place;
+pub(crate) mod post;
+mod resident;
 mod talk;
 
 use remote::control::Refused;
@@ -41,6 +47,14 @@ pub enum StoreError {
         address: String,
         /// The reason.
         source: Refused,
+    },
+    /// The guest was to be served by the store itself, and cannot be.
+    #[error("the store at {address} cannot serve a guest of this host itself (shm): {why}")]
+    NotHere {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        why: String,
     },
     /// No address was given.
     #[error("no address of a store was given")]

@@ -7,6 +7,7 @@ mod common;
 mod data;
 mod faults;
 mod fence;
+mod places;
 mod relay;
 mod rig;
 mod strangers;

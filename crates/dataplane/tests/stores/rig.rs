@@ -6,10 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use dataplane::store_control::{ImageName, Listed, Refused, Why};
+use dataplane::store_control::{ImageName, Listed, Refused, Transport, Why};
 use dataplane::{
-    DiskId, DiskImage, DiskLimits, DiskSpec, Host, HostError, Images, OpenImage, Peer, SocketMode,
-    StoreTarget, serve_store,
+    DiskId, DiskImage, DiskLimits, DiskSpec, Host, HostError, Images, Listener, OpenImage, Peer,
+    Serving, SocketMode, StoreTarget, serve_store,
 };
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use testkit::block::{BlockDriver, Options};
@@ -116,12 +116,15 @@ impl Store {
         let plane = Plane::new();
         let listener = plane.run(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
+        let local = Listener::bind(&plane.socket("store")).unwrap();
         let (stop, stopping) = oneshot::channel::<()>();
         let (done, stopped) = oneshot::channel();
         let (host, images) = (plane.host.clone(), Arc::new(Shelves(Arc::clone(&shelf))));
         plane.spawn(async move {
             let end = async { _ = stopping.await };
-            serve_store(&host, listener, images, "test".to_owned(), None, end).await.unwrap();
+            let serving =
+                Serving { listener, local: Some(local), name: "test".to_owned(), tls: None };
+            serve_store(&host, serving, images, end).await.unwrap();
             let _ = done.send(());
         });
         Store { plane, shelf, address, stop: Some(stop), stopped: Some(stopped) }
@@ -150,14 +153,20 @@ pub(crate) fn target(address: SocketAddr, session: u128) -> StoreTarget {
         client: "test".to_owned(),
         write: true,
         patience: None,
+        transport: Transport::Tcp,
         tls: None,
     }
 }
 
 /// A disk with its image in a store.
 pub(crate) fn add(plane: &Plane, name: &str, target: StoreTarget) -> Result<DiskId, HostError> {
+    plane.run(plane.host.add_disk(&spec(plane, name, target)))
+}
+
+/// The same before it is made.
+pub(crate) fn spec(plane: &Plane, name: &str, target: StoreTarget) -> DiskSpec {
     let read_only = !target.write;
-    let spec = DiskSpec {
+    DiskSpec {
         name: name.into(),
         socket: plane.socket(name),
         mode: SocketMode::Server,
@@ -169,8 +178,7 @@ pub(crate) fn add(plane: &Plane, name: &str, target: StoreTarget) -> Result<Disk
         limits: DiskLimits::default(),
         features_off: 0,
         worker: Some(0),
-    };
-    plane.run(plane.host.add_disk(&spec))
+    }
 }
 
 pub(crate) fn connect(plane: &Plane, name: &str, packed: bool) -> BlockDriver {

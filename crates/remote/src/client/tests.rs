@@ -4,7 +4,16 @@ use super::*;
 use crate::SECTOR;
 
 fn opened(handle: u32, requests: u16, bytes: u32) -> Opened {
-    Opened { handle, epoch: 1, size: 1 << 20, block_size: 512, requests, bytes, discard: true }
+    Opened {
+        handle,
+        epoch: 1,
+        size: 1 << 20,
+        block_size: 512,
+        requests,
+        bytes,
+        discard: true,
+        place: None,
+    }
 }
 
 fn ask(operation: Operation, sector: u64, sectors: u64) -> Request {

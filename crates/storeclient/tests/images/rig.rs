@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dataplane::store_control::{ImageName, Listed, Refused, Why};
-use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, serve_store};
+use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, Serving, serve_store};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use storeclient::{RemoteImage, Session};
 use tokio::net::TcpListener;
@@ -102,7 +102,8 @@ impl Store {
                 said.send(listener.local_addr().unwrap()).unwrap();
                 let end = async { _ = stopping.await };
                 let name = "test".to_owned();
-                serve_store(&host, listener, Arc::new(shelf), name, None, end).await.unwrap();
+                let serving = Serving { listener, local: None, name, tls: None };
+                serve_store(&host, serving, Arc::new(shelf), end).await.unwrap();
                 host.shutdown().await;
             });
         });

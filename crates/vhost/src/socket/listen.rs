@@ -36,6 +36,14 @@ pub struct SocketFile {
     id: (u64, u64),
 }
 
+impl SocketFile {
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 pub(super) fn check_length(path: &Path) -> Result<(), SocketError> {
     if path.as_os_str().as_bytes().len() > MAX_PATH {
         return Err(SocketError::PathTooLong { path: path.into() });

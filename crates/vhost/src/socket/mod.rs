@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
@@ -82,7 +83,32 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct Endpoint {
     path: PathBuf,
-    listener: Option<Listener>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Server(Listener),
+    Client,
+    Handed(mpsc::Receiver<Handed>),
+}
+
+/// A front end that another process has met.
+#[derive(Debug)]
+pub struct Handed {
+    /// The connection to it.
+    pub stream: UnixStream,
+    /// Told when its session has ended: all queues have stopped, and its memory is not used any more.
+    pub left: oneshot::Sender<Left>,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// For people.
+    pub why: String,
+    /// It was ended because something was wrong.
+    pub fault: bool,
 }
 
 impl Endpoint {
@@ -94,7 +120,7 @@ impl Endpoint {
     pub fn server(path: impl Into<PathBuf>) -> Result<Endpoint, SocketError> {
         let path = path.into();
         let listener = Listener::bind(&path)?;
-        Ok(Endpoint { path, listener: Some(listener) })
+        Ok(Endpoint { path, kind: Kind::Server(listener) })
     }
 
     /// Client mode: [`serve`] connects to a front end that listens there, and tries again until it does.
@@ -104,7 +130,13 @@ impl Endpoint {
     pub fn client(path: impl Into<PathBuf>) -> Result<Endpoint, SocketError> {
         let path = path.into();
         listen::check_length(&path)?;
-        Ok(Endpoint { path, listener: None })
+        Ok(Endpoint { path, kind: Kind::Client })
+    }
+
+    /// Front ends that others meet, and hand over.  `path` is for the log.
+    #[must_use]
+    pub fn handed(path: impl Into<PathBuf>, front_ends: mpsc::Receiver<Handed>) -> Endpoint {
+        Endpoint { path: path.into(), kind: Kind::Handed(front_ends) }
     }
 
     /// The path of the socket.
@@ -128,7 +160,7 @@ pub async fn serve<D: Device>(
     stop: impl Future<Output = ()> + Send,
 ) -> Result<D, SocketError> {
     let mut stop = pin!(stop);
-    let mut door = Door::new(endpoint)?;
+    let mut door = Door::open(endpoint)?;
     loop {
         let stream = tokio::select! {
             biased;
@@ -138,6 +170,7 @@ pub async fn serve<D: Device>(
         door.log(|path| info!(socket = %path.display(), "front end connected"));
         let end = connection::run(stream, &spec, &mut device, &mut door, stop.as_mut()).await;
         device.disconnected(&end);
+        door.left(&end);
         door.log(|path| {
             let (socket, name) = (path.display(), end.name());
             if end.is_fault() {
@@ -154,26 +187,36 @@ pub async fn serve<D: Device>(
 }
 
 /// Where connections come from.
-struct Door {
+#[derive(Debug)]
+pub struct Door {
     path: PathBuf,
     way: Way,
+    /// Who is to be told when the front end that is served has left.
+    told: Option<oneshot::Sender<Left>>,
     /// A front end that came while the one before it was hanging up.
     kept: Option<UnixStream>,
     sessions: Bucket,
     lines: Bucket,
 }
 
+#[derive(Debug)]
 enum Way {
     Server { listener: UnixListener, _file: listen::SocketFile },
     Client,
+    Handed(mpsc::Receiver<Handed>),
 }
 
 impl Door {
-    fn new(endpoint: Endpoint) -> Result<Door, SocketError> {
-        let Endpoint { path, listener } = endpoint;
-        let way = match listener {
-            None => Way::Client,
-            Some(listener) => {
+    /// For who hands connections over to another process; [`serve`] opens its own.
+    ///
+    /// # Errors
+    /// The listening socket cannot be registered with the runtime.
+    pub fn open(endpoint: Endpoint) -> Result<Door, SocketError> {
+        let Endpoint { path, kind } = endpoint;
+        let way = match kind {
+            Kind::Client => Way::Client,
+            Kind::Handed(front_ends) => Way::Handed(front_ends),
+            Kind::Server(listener) => {
                 let (listener, file) = listener.into_parts();
                 let io = |source| SocketError::Io { what: "serve", path: path.clone(), source };
                 Way::Server { listener: UnixListener::from_std(listener).map_err(io)?, _file: file }
@@ -183,27 +226,44 @@ impl Door {
         Ok(Door {
             path,
             way,
+            told: None,
             kept: None,
             sessions: Bucket::new(SESSION_BURST, SESSIONS_PER_SECOND, now),
             lines: Bucket::new(LOG_BURST, 1, now),
         })
     }
 
-    /// The next connection.
-    async fn next(&mut self) -> UnixStream {
+    /// The next connection, as soon as there may be one more.
+    pub async fn next(&mut self) -> UnixStream {
         self.admit().await;
         loop {
             if let Some(stream) = self.kept.take() {
                 return stream;
             }
-            let accepted = match &self.way {
+            let accepted = match &mut self.way {
                 Way::Server { listener, .. } => listener.accept().await,
                 Way::Client => return self.connect().await,
+                Way::Handed(front_ends) => {
+                    let Some(Handed { stream, left }) = front_ends.recv().await else {
+                        // Nobody hands any over any more.
+                        return std::future::pending().await;
+                    };
+                    self.told = Some(left);
+                    return stream;
+                }
             };
             match accepted {
                 Ok((stream, _)) => return stream,
                 Err(err) => self.cannot_accept(&err).await,
             }
+        }
+    }
+
+    /// A session has ended.
+    fn left(&mut self, end: &SessionEnd) {
+        if let Some(told) = self.told.take() {
+            // Who handed it over may be gone.
+            let _ = told.send(Left { why: end.to_string(), fault: end.is_fault() });
         }
     }
 

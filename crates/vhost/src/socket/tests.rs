@@ -6,7 +6,7 @@ use super::*;
 async fn visited() -> (Door, UnixStream, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("port.sock");
-    let door = Door::new(Endpoint::server(&path).unwrap()).unwrap();
+    let door = Door::open(Endpoint::server(&path).unwrap()).unwrap();
     let visitor = UnixStream::connect(&path).await.unwrap();
     (door, visitor, dir)
 }

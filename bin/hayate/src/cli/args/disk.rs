@@ -156,6 +156,7 @@ pub(crate) struct ImageMount {
     pub(crate) log: Option<String>,
 }
 
+const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
 const FORMATS: [ImageFormat; 2] = [ImageFormat::Raw, ImageFormat::Qcow2];
 
 #[derive(Debug, Args)]
@@ -273,8 +274,9 @@ pub(crate) struct DiskAdd {
     /// Worker that serves it, by number [default: the one with the most room]
     #[arg(long, value_name = "N")]
     pub(crate) worker: Option<u16>,
-    /// How bytes come from a store and go there: tcp, or auto, the best there is [default: auto]
-    #[arg(long, value_parser = words([Transport::Auto, Transport::Tcp], Transport::as_str))]
+    /// How bytes come from a store and go there: shm (it is on this host, and has the guest's memory itself), tcp,
+    /// or auto, the best there is [default: auto]
+    #[arg(long, value_parser = words(TRANSPORTS, Transport::as_str))]
     pub(crate) transport: Option<Transport>,
     /// How long the guest waits for a store that is away before its requests fail, in seconds
     /// [default: until it is back]

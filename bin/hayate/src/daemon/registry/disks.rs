@@ -191,6 +191,7 @@ impl Registry {
             client: format!("disk {name} of {}", host.nodename().to_string_lossy()),
             write: !config.readonly,
             patience: config.store_timeout.map(Duration::from_secs),
+            transport: config.transport.unwrap_or_default(),
             tls: self.tls.clone(),
         })
     }
@@ -328,6 +329,11 @@ impl Registry {
         full(one) == full(two)
     }
 
+    /// Has stores that serve guests themselves say how those are.
+    pub(crate) async fn ask_stores(&self) {
+        self.plane.ask_stores().await;
+    }
+
     /// All disks, by name.
     pub(crate) fn disks(&self) -> Vec<api::Disk> {
         let tables = self.tables.read();
@@ -381,6 +387,8 @@ impl Registry {
             }
         };
         let Some(status) = self.plane.disk(handle) else { return view };
+        let transport = status.store.as_ref().map(|store| store.transport);
+        let elsewhere = transport == Some(api::Transport::Shm);
         let (state, failure) = disk::state(&status.state);
         let queue = |queue: &dataplane::DiskQueue| api::DiskQueue {
             index: queue.index,
@@ -399,7 +407,7 @@ impl Registry {
             size: status.size,
             block_size: status.block_size,
             writeback: status.writeback,
-            worker: Some(status.worker),
+            worker: Some(status.worker).filter(|_| !elsewhere),
             sessions: status.sessions,
             features: feature::disk_names(status.features),
             in_flight: status.in_flight,
@@ -412,6 +420,7 @@ impl Registry {
                 away: store.away,
                 since: store.since.into(),
                 connections: store.connections,
+                transport: store.transport,
             }),
             queues: status.queues.iter().map(queue).collect(),
             ..view

@@ -14,6 +14,7 @@ use std::sync::Arc;
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", operation_id = "list_disks",
     responses((status = 200, body = Vec<Disk>)))]
 pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Json<Vec<Disk>> {
+    registry.ask_stores().await;
     Json(registry.disks())
 }
 
@@ -25,6 +26,7 @@ pub(super) async fn show(
     State(registry): State<Arc<Registry>>,
     Path(text): Path<String>,
 ) -> Result<Json<Disk>, Refusal> {
+    registry.ask_stores().await;
     Ok(Json(registry.disk(&name(&text)?)?))
 }
 

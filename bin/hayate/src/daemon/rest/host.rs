@@ -42,6 +42,7 @@ pub(super) async fn stats(State(registry): State<Arc<Registry>>) -> Json<Stats> 
 #[utoipa::path(get, path = "/v1/metrics", tag = "host", operation_id = "show_metrics",
     responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
+    registry.ask_stores().await;
     let text = metrics::write(&registry.stats(), &registry.routers(), &registry.disks());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }

@@ -1,0 +1,195 @@
+//! Messages and descriptors over a Unix socket: a guest handed over to the store of its image, on one
+//! machine.
+//!
+//! The frames are those of a connection ([`remote::frame`]), each with a control message. A descriptor
+//! comes with the first byte of the message that it belongs to.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use remote::control::{self, Refused, Session};
+use remote::frame::{self, Item};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sys::scm;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::talk::Silence;
+use crate::spec::{DiskLimits, DiskSpec};
+use crate::status::DiskStatus;
+
+/// How long the other side may take to read what is said.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes read at once.
+const CHUNK: usize = 4096;
+/// Descriptors that have come and belong to no message yet.
+const LOOSE: usize = 2;
+
+/// A disk as its guest sees it, but for its image.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Guest {
+    /// The name it is told.
+    pub(crate) disk: String,
+    /// Virtqueues it may have.
+    pub(crate) queues: u16,
+    /// Ring features it is not offered.
+    pub(crate) features_off: u64,
+    /// It asked for writethrough before.
+    pub(crate) writethrough: bool,
+}
+
+impl Guest {
+    pub(crate) fn of(spec: &DiskSpec) -> Guest {
+        Guest {
+            disk: spec.name.clone(),
+            queues: spec.queues,
+            features_off: spec.features_off,
+            writethrough: false,
+        }
+    }
+}
+
+/// From who has the guest.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub(super) enum ToPlace {
+    /// The first message: what the store said when the image was opened, and who will come.
+    Place {
+        /// What the store said.
+        place: Session,
+        /// The disk.
+        guest: Guest,
+    },
+    /// A front end has come; with its socket.
+    FrontEnd,
+    /// To be kept to from now on.
+    Limits(DiskLimits),
+    /// How it is.
+    Status,
+}
+
+/// From the store.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub(super) enum FromPlace {
+    /// Front ends may be handed over, one after the other.
+    Placed,
+    /// They may not.
+    Refused(Refused),
+    /// The front end is gone, or was hung up on.
+    Left {
+        /// For people.
+        why: String,
+        /// Something was wrong.
+        fault: bool,
+    },
+    /// The guest asked for another cache mode, for the next place to know.
+    CacheMode {
+        /// What has been written is stable.
+        writethrough: bool,
+    },
+    /// How it is.
+    Status(Box<DiskStatus>),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Post {
+    stream: UnixStream,
+    arrived: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl Post {
+    pub(super) fn new(stream: UnixStream) -> Post {
+        Post { stream, arrived: Vec::new(), descriptors: VecDeque::new() }
+    }
+
+    /// Connects to who listens there, if that is root or this user: it will have a guest's memory.
+    pub(super) async fn connect(path: &Path) -> io::Result<Post> {
+        let stream = UnixStream::connect(path).await?;
+        let (uid, own) = (stream.peer_cred()?.uid(), rustix::process::getuid().as_raw());
+        if uid != 0 && uid != own {
+            let why = format!("user {uid} listens there, who is neither root nor this user");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Ok(Post::new(stream))
+    }
+
+    /// Says something, with a descriptor.
+    pub(super) async fn say(
+        &mut self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        frame::control(&mut bytes, &control::encode(message));
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        timeout(PATIENCE, self.send(&bytes, descriptor)).await.map_err(late)?
+    }
+
+    async fn send(&self, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let (mut left, mut with) = (bytes, descriptor);
+        while !left.is_empty() {
+            self.stream.writable().await?;
+            let send = || scm::send(&self.stream, left, with.as_slice());
+            match self.stream.try_io(Interest::WRITABLE, send) {
+                Ok(sent) => (left, with) = (left.get(sent..).unwrap_or_default(), None),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a message. Nothing is lost if this future is dropped.
+    pub(super) async fn hear<M: DeserializeOwned>(&mut self) -> Result<M, Silence> {
+        loop {
+            let parsed = frame::parse(&self.arrived);
+            match parsed.map_err(|error| Silence::Strange(error.to_string()))? {
+                Some((Item::Control(json), used)) => {
+                    let message = control::decode(json).map_err(Silence::Strange);
+                    self.arrived.drain(..used);
+                    return message;
+                }
+                Some(_) => return Err(Silence::Strange("a message was expected".to_owned())),
+                None => self.receive().await?,
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<(), Silence> {
+        self.stream.readable().await?;
+        let mut chunk = [0; CHUNK];
+        let receive = || Ok(scm::recv(&self.stream, &mut chunk)?);
+        let received = match self.stream.try_io(Interest::READABLE, receive) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            received => received?,
+        };
+        if received.len == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        self.arrived.extend_from_slice(chunk.get(..received.len).unwrap_or_default());
+        self.descriptors.extend(received.fds);
+        if self.descriptors.len() > LOOSE {
+            return Err(Silence::Strange("descriptors that nothing is said of".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// The descriptor that came with the last message.
+    pub(super) fn descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+
+    /// Says nothing more, and waits until the other side has closed.
+    pub(super) async fn close(mut self) {
+        let shut = rustix::net::shutdown(self.stream.as_fd(), rustix::net::Shutdown::Write);
+        while shut.is_ok() && self.hear::<serde::de::IgnoredAny>().await.is_ok() {}
+    }
+}
