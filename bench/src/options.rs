@@ -25,6 +25,7 @@ Examples:
   hayate bench --cells throughput --offloads             (guests with offloads, as Linux has them)
   hayate bench --cells disk --quick                      (4 KiB and 1 MiB requests to disks in memory)
   hayate bench --cells disk,disk-idle --disk-dir /mnt    (all of disks, also on the file system there)
+  hayate bench --cells store             (disks whose images are in a store, beside NBD)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
@@ -76,7 +77,12 @@ pub struct Options {
     #[arg(long, value_name = "SWITCH,GUESTS", default_value = "0,1", value_parser = place)]
     pub cpus: Place,
     /// Systems of the tables of disks, in the order they take turns
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "hayate,qsd,fio,null")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "hayate,qsd,fio,null,store-shm,store-tcp,qsd-nbd"
+    )]
     pub disk_systems: Vec<disk::System>,
     /// Where the images of disks are
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "tmpfs,disk")]
@@ -214,7 +220,7 @@ mod tests {
     fn tables_of_frames_and_of_disks_are_one_list() {
         let all = parse(&[]).unwrap();
         assert!(!all.chosen().is_empty());
-        assert_eq!(all.disk_cells().len(), 2 * 18 + 1);
+        assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 8);
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();

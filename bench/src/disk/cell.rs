@@ -9,6 +9,8 @@ pub enum Table {
     Disk,
     /// CPU of the back end of 100 disks whose guests do nothing
     DiskIdle,
+    /// requests to a disk whose image another process serves: front end, back end and server
+    Store,
 }
 
 /// Where the image is.
@@ -111,6 +113,9 @@ pub struct Cell {
     pub disks: u16,
     /// Requests to the first of them; none: all are idle.
     pub job: Option<Job>,
+    /// A server has the image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remote: bool,
 }
 
 /// Disks of [`Table::DiskIdle`].
@@ -135,11 +140,29 @@ pub fn cells(tables: &[Table], media: &[Medium], quick: bool) -> Vec<Cell> {
                 cells.extend(media.iter().flat_map(medium));
             }
             Table::DiskIdle => {
-                cells.push(Cell { medium: Medium::Tmpfs, disks: IDLE, job: None });
+                let (medium, disks) = (Medium::Tmpfs, IDLE);
+                cells.push(Cell { medium, disks, job: None, remote: false });
+            }
+            Table::Store => {
+                let remote = |job| Cell { remote: true, ..Cell::of(Medium::Tmpfs, job) };
+                cells.extend(remote_jobs().into_iter().map(remote));
             }
         }
     }
     cells
+}
+
+/// The requests to a disk whose image a server has: 4 KiB at random with 1 and 32 in flight, 4 KiB one after
+/// the other as dd makes them, and 1 MiB.
+fn remote_jobs() -> Vec<Job> {
+    let mut all = Vec::new();
+    let kinds = [(Access::RandomRead, Access::Read), (Access::RandomWrite, Access::Write)];
+    for (random, sequential) in kinds {
+        let at = |access, block, depth| Job { access, block, depth, jobs: 1 };
+        all.extend([at(random, 4096, 1), at(random, 4096, 32)]);
+        all.extend([at(sequential, 4096, 1), at(sequential, 1 << 20, 4)]);
+    }
+    all
 }
 
 /// The requests of the table: 4 KiB at random with 1, 32 and 128 in flight, by 1 and 4 jobs; and one
@@ -160,7 +183,7 @@ fn jobs() -> Vec<Job> {
 
 impl Cell {
     fn of(medium: Medium, job: Job) -> Cell {
-        Cell { medium, disks: 1, job: Some(job) }
+        Cell { medium, disks: 1, job: Some(job), remote: false }
     }
 
     /// What it differs in from its neighbours in the table.
@@ -183,10 +206,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_eighteen_cells_on_either_medium() {
+    fn a_table_has_eighteen_cells_on_either_medium_and_eight_with_a_server() {
         let media = [Medium::Tmpfs, Medium::Disk];
-        let all = cells(&[Table::Disk, Table::DiskIdle], &media, false);
-        assert_eq!(all.len(), 2 * 18 + 1);
+        let all = cells(&[Table::Disk, Table::DiskIdle, Table::Store], &media, false);
+        assert_eq!(all.len(), 2 * 18 + 1 + 8);
         assert_eq!(cells(&[Table::Disk], &media, true).len(), 8);
         let mut once = all.clone();
         once.sort();

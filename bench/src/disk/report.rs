@@ -42,6 +42,7 @@ const P99: Value = |w| w.latency.map(|times| times.p99 / 1e3);
 const P999: Value = |w| w.latency.map(|times| times.p999 / 1e3);
 const CPU: Value = |w| Some(w.cpu);
 const MILLION: Value = Window::cpu_for_a_million;
+const SERVER: Value = Window::server_for_a_million;
 
 /// A cell with all its systems, and the regime in which they are compared.
 struct Row<'a> {
@@ -59,9 +60,9 @@ impl Row<'_> {
         self.of(system)?.summary(self.regime?, value)
     }
 
-    /// hayate's figure divided by a system's, in each round in which both have one.
-    fn ratio(&self, system: System, value: Value) -> Option<Summary> {
-        report::ratio(self.of(System::Hayate)?, self.of(system)?, self.regime?, value)
+    /// One system's figure divided by another's, in each round in which both have one.
+    fn between(&self, one: System, other: System, value: Value) -> Option<Summary> {
+        report::ratio(self.of(one)?, self.of(other)?, self.regime?, value)
     }
 }
 
@@ -87,7 +88,8 @@ impl Disks {
 
 /// The tables.
 pub(crate) fn write(text: &mut String, disks: &Disks) -> std::fmt::Result {
-    let rows = disks.rows();
+    let (remote, rows): (Vec<Row<'_>>, Vec<Row<'_>>) =
+        disks.rows().into_iter().partition(|row| row.cell.remote);
     let load: Vec<&Row<'_>> = rows.iter().filter(|row| row.cell.job.is_some()).collect();
     let idle: Vec<&Row<'_>> = rows.iter().filter(|row| row.cell.job.is_none()).collect();
     writeln!(text, "## Disks\n")?;
@@ -125,7 +127,63 @@ pub(crate) fn write(text: &mut String, disks: &Disks) -> std::fmt::Result {
         }
         writeln!(text)?;
     }
+    if !remote.is_empty() {
+        remotes(text, disks, &remote)?;
+    }
     Ok(())
+}
+
+/// Requests to disks whose image a server has.
+fn remotes(text: &mut String, disks: &Disks, rows: &[Row<'_>]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "### Requests, image on tmpfs of a server\n\nThree processes: the client on the guests' CPU; the \
+         back end, and the server that has the image in its page cache, on the switch's CPU together. \
+         *Back end* and *server* are CPU seconds for 10⁹ bytes.\n\n\
+         | | system | IOPS | MB/s | of NBD's | p50, µs | p99, µs | back end, s/GB | server, s/GB | regime |\n\
+         |---|---|---|---|---|---|---|---|---|---|"
+    )?;
+    for row in rows {
+        let block = f64::from(row.cell.job.map_or(0, |job| job.block));
+        for Version { system, .. } in &disks.systems {
+            let Some(outcome) = row.of(*system) else { continue };
+            write!(text, "| {} | {} | ", row.cell.label(), system.as_str())?;
+            if let (true, Some(problem)) = (outcome.windows.is_empty(), &outcome.problem) {
+                writeln!(text, "{} {}|", first_line(problem), "| ".repeat(7))?;
+                continue;
+            }
+            let figure = |value| row.figure(*system, value);
+            let bytes = figure(RATE).map(|s| s.median * block / 1e6);
+            // For a million requests, so many million bytes.
+            let for_bytes = |value: Value| {
+                figure(value).map_or("-".to_owned(), |s| format!("{:.3}", s.median / block * 1e3))
+            };
+            let of = match row.between(*system, System::QsdNbd, RATE) {
+                _ if *system == System::QsdNbd => "1".to_owned(),
+                ratio => ratio.map_or("-".to_owned(), times),
+            };
+            let values = [
+                spread(figure(RATE), 0),
+                bytes.map_or("-".into(), |bytes| format!("{bytes:.0}")),
+                of,
+                median(figure(P50), 1, ""),
+                median(figure(P99), 1, ""),
+                for_bytes(MILLION),
+                for_bytes(SERVER),
+            ];
+            let regime = row.regime.map_or("-", Regime::as_str);
+            writeln!(text, "{} | {regime} |", values.join(" | "))?;
+        }
+    }
+    writeln!(text)
+}
+
+/// A ratio, and over which it spreads.
+fn times(ratio: Summary) -> String {
+    match ratio.n {
+        1 => format!("{:.2}", ratio.median),
+        _ => format!("{:.2} ({:.2}-{:.2})", ratio.median, ratio.min, ratio.max),
+    }
 }
 
 fn about(text: &mut String, disks: &Disks) -> std::fmt::Result {
@@ -192,10 +250,7 @@ fn ratio(row: &Row<'_>, system: System, value: Value) -> String {
     match system {
         System::Hayate if row.figure(system, value).is_some() => "1".to_owned(),
         System::Hayate => "-".to_owned(),
-        _ => row.ratio(system, value).map_or("-".to_owned(), |s| match s.n {
-            1 => format!("{:.2}", s.median),
-            _ => format!("{:.2} ({:.2}-{:.2})", s.median, s.min, s.max),
-        }),
+        _ => row.between(System::Hayate, system, value).map_or("-".to_owned(), times),
     }
 }
 
@@ -231,20 +286,22 @@ pub(super) fn one_line(windows: &[Window]) -> String {
 struct Promise {
     text: &'static str,
     cells: fn(&Cell, &Job) -> bool,
-    /// hayate's figure divided by this one's.
+    /// The figure of the first divided by that of the other.
+    own: System,
     other: System,
     value: Value,
     bound: Bound,
 }
 
 /// Those about requests.
-const PROMISES: [Promise; 4] = [
+const PROMISES: [Promise; 6] = [
     Promise {
         text: "4 KiB random read, QD 32: IOPS, of qemu-storage-daemon's",
         cells: |cell, job| {
             let (access, block, jobs) = (Access::RandomRead, 4096, 1);
             cell.medium == Medium::Tmpfs && *job == Job { access, block, depth: 32, jobs }
         },
+        own: System::Hayate,
         other: System::Qsd,
         value: RATE,
         bound: Bound::AtLeast(1.5),
@@ -252,6 +309,7 @@ const PROMISES: [Promise; 4] = [
     Promise {
         text: "IOPS, of qemu-storage-daemon's",
         cells: |_, _| true,
+        own: System::Hayate,
         other: System::Qsd,
         value: RATE,
         bound: Bound::AtLeast(1.0),
@@ -259,6 +317,7 @@ const PROMISES: [Promise; 4] = [
     Promise {
         text: "QD 32: IOPS, of fio's on the bare file",
         cells: |_, job| job.depth == 32,
+        own: System::Hayate,
         other: System::Fio,
         value: RATE,
         bound: Bound::AtLeast(0.85),
@@ -266,9 +325,30 @@ const PROMISES: [Promise; 4] = [
     Promise {
         text: "QD 1: p50, of qemu-storage-daemon's",
         cells: |_, job| job.depth == 1,
+        own: System::Hayate,
         other: System::Qsd,
         value: P50,
         bound: Bound::AtMost(1.0),
+    },
+    Promise {
+        text: "store by shm: IOPS, of qemu-storage-daemon's with nbdkit",
+        cells: |_, job| {
+            job.depth != 1 || matches!(job.access, Access::RandomRead | Access::RandomWrite)
+        },
+        own: System::StoreShm,
+        other: System::QsdNbd,
+        value: RATE,
+        bound: Bound::AtLeast(2.5),
+    },
+    Promise {
+        text: "store by tcp: IOPS, of qemu-storage-daemon's with nbdkit",
+        cells: |_, job| {
+            job.depth != 1 || matches!(job.access, Access::RandomRead | Access::RandomWrite)
+        },
+        own: System::StoreTcp,
+        other: System::QsdNbd,
+        value: RATE,
+        bound: Bound::AtLeast(1.5),
     },
 ];
 
@@ -281,11 +361,13 @@ pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
     for promise in &PROMISES {
         for medium in [Medium::Tmpfs, Medium::Disk] {
             let mine = |row: &&Row<'_>| {
-                let job = row.cell.job.filter(|_| row.cell.medium == medium);
+                let remote = promise.other == System::QsdNbd;
+                let fits = row.cell.medium == medium && row.cell.remote == remote;
+                let job = row.cell.job.filter(|_| fits);
                 job.is_some_and(|job| (promise.cells)(&row.cell, &job))
             };
             let found = |row: &Row<'_>| {
-                let systems = (row.of(System::Hayate), row.of(promise.other));
+                let systems = (row.of(promise.own), row.of(promise.other));
                 let measured = over(systems.0, systems.1, promise.value);
                 let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
                 Found { label: row.cell.label(), value, windows }
@@ -356,7 +438,7 @@ pub(crate) fn draw(disks: &Disks) -> Vec<Figure> {
             let job = |row: &Row<'_>| row.cell.job.filter(|job| job.access == plot.access);
             let mine: Vec<(&Row<'_>, Job)> = rows
                 .iter()
-                .filter(|row| row.cell.medium == medium)
+                .filter(|row| row.cell.medium == medium && !row.cell.remote)
                 .filter_map(|row| Some((row, job(row)?)))
                 .collect();
             let line = |version: &Version<System>| {
@@ -391,10 +473,10 @@ pub(crate) fn draw(disks: &Disks) -> Vec<Figure> {
 
 fn color(system: System) -> RGBColor {
     match system {
-        System::Hayate => RGBColor(0xd5, 0x5e, 0x00),
+        System::Hayate | System::StoreShm | System::StoreTcp => RGBColor(0xd5, 0x5e, 0x00),
         System::Qsd => RGBColor(0x00, 0x72, 0xb2),
         System::Fio => RGBColor(0x00, 0x9e, 0x73),
-        System::Null => RGBColor(0x99, 0x99, 0x99),
+        System::Null | System::QsdNbd => RGBColor(0x99, 0x99, 0x99),
     }
 }
 
@@ -419,14 +501,18 @@ mod tests {
             rate,
             latency: Some(latency),
             cpu: 50.0,
+            server: None,
             empty: Some(90.0),
         }
     }
 
+    const SYSTEMS: [System; 5] =
+        [System::Hayate, System::Qsd, System::Fio, System::StoreShm, System::QsdNbd];
+
     /// Everything once, made up: hayate is faster by half, and waits for QD 1 a little longer.
     fn everything() -> Disks {
-        let cells =
-            cell::cells(&[Table::Disk, Table::DiskIdle], &[Medium::Tmpfs, Medium::Disk], false);
+        let tables = [Table::Disk, Table::Store, Table::DiskIdle];
+        let cells = cell::cells(&tables, &[Medium::Tmpfs, Medium::Disk], false);
         let few = |job: Job| match job.access {
             Access::RandomRead => job.jobs == 1 && job.depth < 128,
             Access::Write => job.block == 1 << 20,
@@ -435,17 +521,18 @@ mod tests {
         let short = |cell: &&Cell| cell.job.is_none_or(few);
         let mut outcomes = Vec::new();
         for &cell in cells.iter().filter(short) {
-            for system in [System::Hayate, System::Qsd, System::Fio] {
+            for system in SYSTEMS {
                 if !system.takes_part(&cell) {
                     continue;
                 }
                 let depth = cell.job.map_or(0, |job| job.depth);
                 let (rate, p50) = match system {
-                    System::Hayate => (15_000.0, 11_000.0),
+                    System::Hayate | System::StoreShm => (15_000.0, 11_000.0),
                     _ => (10_000.0, 10_000.0),
                 };
                 let rate = rate * f64::from(depth);
-                let one = |round| Window { cpu: 0.25, ..window(round, rate, p50) };
+                let server = cell.remote.then_some(25.0);
+                let one = |round| Window { cpu: 0.25, server, ..window(round, rate, p50) };
                 let mut windows = vec![one(0), one(1)];
                 if cell.job.is_some() {
                     windows.iter_mut().for_each(|window| window.cpu = 50.0);
@@ -459,7 +546,7 @@ mod tests {
         }
         let version = |system| Version { system, version: "1.0".into() };
         Disks {
-            systems: [System::Hayate, System::Qsd, System::Fio].map(version).into(),
+            systems: SYSTEMS.map(version).into(),
             size: 1 << 30,
             polls: true,
             aio: [(Medium::Tmpfs, "io_uring".into()), (Medium::Disk, "native".into())].into(),

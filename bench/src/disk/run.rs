@@ -241,6 +241,9 @@ impl<'a> Run<'a> {
                 self.notes.insert(medium, aio);
                 checked(sut::qsd(Served::Files(images, 1), aio, cpu).map_err(text)?)
             }
+            System::StoreShm => checked(sut::hayate_store(images, "shm", cpu).map_err(text)?),
+            System::StoreTcp => checked(sut::hayate_store(images, "tcp", cpu).map_err(text)?),
+            System::QsdNbd => checked(sut::qsd_nbd(images, cpu).map_err(text)?),
             System::Null => sut::qsd(Served::Null(images.size()), Aio::Threads, cpu).map_err(text),
             System::Fio => Err("it is no back end".to_owned()),
         }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,12 @@ pub enum System {
     Fio,
     /// qemu-storage-daemon with a disk that does nothing (null-co): what client and rings can do
     Null,
+    /// hayate, and its store, which has the guest's memory itself
+    StoreShm,
+    /// hayate, and its store by TCP
+    StoreTcp,
+    /// qemu-storage-daemon, and nbdkit by TCP
+    QsdNbd,
 }
 
 impl System {
@@ -49,6 +56,9 @@ impl System {
             System::Qsd => "qemu-storage-daemon",
             System::Fio => "fio io_uring, bare file",
             System::Null => "qemu-storage-daemon, null",
+            System::StoreShm => "hayate, store by shm",
+            System::StoreTcp => "hayate, store by tcp",
+            System::QsdNbd => "qemu-storage-daemon, nbdkit by tcp",
         }
     }
 
@@ -56,7 +66,8 @@ impl System {
     #[must_use]
     pub fn packages(self) -> &'static [&'static str] {
         match self {
-            System::Hayate => &[],
+            System::Hayate | System::StoreShm | System::StoreTcp => &[],
+            System::QsdNbd => &["qemu-system-common", "nbdkit"],
             System::Qsd | System::Null => &["qemu-system-common"],
             System::Fio => &["fio"],
         }
@@ -66,9 +77,10 @@ impl System {
     #[must_use]
     pub fn takes_part(self, cell: &Cell) -> bool {
         match self {
-            System::Hayate | System::Qsd => true,
-            System::Fio => cell.job.is_some(),
-            System::Null => cell.job.is_some() && cell.medium == Medium::Tmpfs,
+            System::Hayate | System::Qsd => !cell.remote,
+            System::Fio => cell.job.is_some() && !cell.remote,
+            System::Null => cell.job.is_some() && cell.medium == Medium::Tmpfs && !cell.remote,
+            System::StoreShm | System::StoreTcp | System::QsdNbd => cell.remote,
         }
     }
 
@@ -76,7 +88,9 @@ impl System {
     #[must_use]
     pub fn version(self) -> String {
         match self {
-            System::Hayate => env!("CARGO_PKG_VERSION").to_owned(),
+            System::Hayate | System::StoreShm | System::StoreTcp => {
+                env!("CARGO_PKG_VERSION").to_owned()
+            }
             other => {
                 install::version(other.packages()).unwrap_or_else(|| "not installed".to_owned())
             }
@@ -179,6 +193,8 @@ pub struct Backend {
     /// The raw file behind the first; none: it has no file.
     pub file: Option<PathBuf>,
     process: Process,
+    /// Who has the image, if that is another process. It ends after the one that asks it.
+    server: Option<Process>,
     /// Sockets, logs and what else it needs: removed after it ended.
     _dir: TempDir,
 }
@@ -186,19 +202,26 @@ pub struct Backend {
 impl Backend {
     /// Whether it has not ended.
     pub fn alive(&mut self) -> bool {
-        self.process.alive()
+        self.process.alive() && self.server.as_mut().is_none_or(Process::alive)
     }
 
-    /// Its process.
+    /// Its processes.
     #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.process.pid()
+    pub fn pids(&self) -> Vec<u32> {
+        let server = self.server.as_ref().map(Process::pid);
+        std::iter::once(self.process.pid()).chain(server).collect()
     }
 
     /// CPU time of all its threads so far, those of the kernel's io-wq too.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
         sched::cpu_time(self.process.pid())
+    }
+
+    /// The same of who has the image, if that is another process.
+    #[must_use]
+    pub fn server_time(&self) -> Option<Duration> {
+        self.server.as_ref().map(|server| sched::cpu_time(server.pid()))
     }
 }
 
@@ -209,25 +232,35 @@ impl Backend {
 /// # Errors
 /// It cannot be started, or an image cannot be made.
 pub fn qsd(disks: Disks<'_>, aio: Aio, cpu: usize) -> Result<Backend, SutError> {
+    let (nodes, file) = match disks {
+        Disks::Null(size) => (vec![format!("driver=null-co,size={size},read-zeroes=off")], None),
+        Disks::Files(images, count) => {
+            let direct = if images.medium().direct() { "on" } else { "off" };
+            let node = |number| {
+                let (path, aio) = (images.file(number)?, aio.as_str());
+                let path = path.display();
+                let how = format!("aio={aio},cache.direct={direct},locking=off");
+                Ok(format!("driver=file,filename={path},{how}"))
+            };
+            (Result::from_iter((0..count).map(node))?, Some(images.file(0)?))
+        }
+    };
+    exports(&nodes, file, None, cpu)
+}
+
+/// qemu-storage-daemon with these block devices, one I/O thread for all.
+fn exports(
+    nodes: &[String],
+    file: Option<PathBuf>,
+    server: Option<Process>,
+    cpu: usize,
+) -> Result<Backend, SutError> {
     let dir = crate::sut::directory()?;
     let mut command: Vec<String> = ["taskset", "-c"].map(str::to_owned).into();
     command.extend([cpu.to_string(), "qemu-storage-daemon".into()]);
     command.extend(["--object".into(), "iothread,id=io".into()]);
-    let (count, file) = match disks {
-        Disks::Null(_) => (1, None),
-        Disks::Files(images, count) => (count, Some(images.file(0)?)),
-    };
     let mut sockets = Vec::new();
-    for number in 0..count {
-        let node = match disks {
-            Disks::Null(size) => format!("driver=null-co,size={size},read-zeroes=off"),
-            Disks::Files(images, _) => {
-                let direct = if images.medium().direct() { "on" } else { "off" };
-                let (path, aio) = (images.file(number)?, aio.as_str());
-                let path = path.display();
-                format!("driver=file,filename={path},aio={aio},cache.direct={direct},locking=off")
-            }
-        };
+    for (number, node) in nodes.iter().enumerate() {
         let socket = dir.path().join(format!("{number}.sock"));
         let export = format!(
             "type=vhost-user-blk,id=e{number},node-name=n{number},addr.type=unix,addr.path={},\
@@ -242,7 +275,31 @@ pub fn qsd(disks: Disks<'_>, aio: Aio, cpu: usize) -> Result<Backend, SutError> 
     let mut process =
         Process::start("qemu-storage-daemon", Rank::Ordinary, &command, &[], &log, None)?;
     process.wait_for(30, || sockets.iter().all(|socket| socket.exists()).then_some(()))?;
-    Ok(Backend { sockets, file, process, _dir: dir })
+    Ok(Backend { sockets, file, process, server, _dir: dir })
+}
+
+/// Starts nbdkit with an image on the same CPU as qemu-storage-daemon, which has it by TCP.
+///
+/// # Errors
+/// One of them cannot be started, or the image cannot be made.
+pub fn qsd_nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
+    let (file, port) = (images.file(0)?, free_port()?);
+    let log = images.dir.path().join("nbdkit.log");
+    let [cpu_text, port_text] = [cpu.to_string(), port.to_string()];
+    let mut command: Vec<String> =
+        ["taskset", "-c", &cpu_text, "nbdkit", "-f"].map(str::to_owned).into();
+    command.extend(["-i", "127.0.0.1", "-p", &port_text, "file"].map(str::to_owned));
+    command.push(file.display().to_string());
+    let mut server = Process::start("nbdkit", Rank::Ordinary, &command, &[], &log, None)?;
+    server.wait_for(10, || TcpStream::connect(("127.0.0.1", port)).ok())?;
+    let node = format!("driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port}");
+    exports(&[node], Some(file), Some(server), cpu)
+}
+
+/// A port nobody listens at.
+fn free_port() -> Result<u16, SutError> {
+    let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    Ok(bound.map_err(SutError::io("no port is free"))?.port())
 }
 
 /// What a back end serves.
@@ -260,6 +317,23 @@ pub enum Disks<'a> {
 /// # Errors
 /// This hayate has no disks, or it cannot be started.
 pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutError> {
+    hayate_with(images, count, None, cpu)
+}
+
+/// The same with a store on the same CPU that has the image of the one disk.
+///
+/// # Errors
+/// As [`hayate`].
+pub fn hayate_store(images: &Images, transport: &str, cpu: usize) -> Result<Backend, SutError> {
+    hayate_with(images, 1, Some(transport), cpu)
+}
+
+fn hayate_with(
+    images: &Images,
+    count: u16,
+    transport: Option<&str>,
+    cpu: usize,
+) -> Result<Backend, SutError> {
     let program = hayate::program()?;
     if run(&[&program, "disk", "--help"], &[]).is_err() {
         return Err(SutError::Lacks("this hayate has no `disk`"));
@@ -279,6 +353,19 @@ pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutErr
     };
     process.wait_for(20, || command(&["disk", "list"]).ok())?;
     let (size, queues) = (format!("{}M", images.size() >> 20), QUEUES.to_string());
+    let cache = if images.medium().direct() { "direct" } else { "host" };
+    let (mut server, mut place) = (None, String::new());
+    if transport.is_some() {
+        let (at, log) = (format!("127.0.0.1:{}", free_port()?), dir.path().join("store.log"));
+        let images = run_dir.join("state/images").display().to_string();
+        let start = [&program, "store", "serve", "--dir", &images, "--listen", &at];
+        let how = ["--cpus", &cpu, "--cache", cache, "--log", "warn"];
+        let start: Vec<String> = start.iter().chain(&how).map(|&word| word.to_owned()).collect();
+        let store = Process::start("hayate store", Rank::Ordinary, &start, &[], &log, None)?;
+        let ready = || TcpStream::connect(&at).ok();
+        server.insert(store).wait_for(10, ready)?;
+        place = format!("store://{at}/");
+    }
     let mut sockets = Vec::new();
     for number in 0..count {
         let name = format!("d{number}");
@@ -288,17 +375,18 @@ pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutErr
         let shared = images.file(number)?;
         let same = fs::remove_file(&image).and_then(|()| fs::hard_link(&shared, &image));
         same.map_err(SutError::io(format!("{} cannot be linked", image.display())))?;
-        let cache = if images.medium().direct() { "direct" } else { "host" };
         let socket_text = socket.display().to_string();
-        let at = ["--socket", &socket_text, "--queues", &queues, "--cache", cache];
-        let add: Vec<&str> =
-            ["disk", "add", &name, "--image", &name].into_iter().chain(at).collect();
+        let at = ["--socket", &socket_text, "--queues", &queues];
+        let image = format!("{place}{name}");
+        let how = transport.map_or(["--cache", cache], |transport| ["--transport", transport]);
+        let add = ["disk", "add", &name, "--image", &image];
+        let add: Vec<&str> = add.into_iter().chain(at).chain(how).collect();
         command(&add)?;
         sockets.push(socket);
     }
     process.wait_ready("worker-0", &sockets)?;
     let file = Some(images.file(0)?);
-    Ok(Backend { sockets, file, process, _dir: dir })
+    Ok(Backend { sockets, file, process, server, _dir: dir })
 }
 
 #[cfg(test)]

@@ -56,6 +56,9 @@ pub struct Window {
     pub latency: Option<RoundTrips>,
     /// CPU time of the back end, all its threads, in per cent of one CPU.
     pub cpu: f64,
+    /// The same of who has the image, if that is another process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<f64>,
     /// Looks of the client at its queues that found no answer, in per cent: near 0 it is the client
     /// that limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,6 +84,13 @@ impl Window {
     #[must_use]
     pub fn cpu_for_a_million(&self) -> Option<f64> {
         (self.rate > 0.0).then(|| self.cpu / 100.0 / self.rate * 1e6)
+    }
+
+    /// The same of who has the image, if that is another process.
+    #[must_use]
+    pub fn server_for_a_million(&self) -> Option<f64> {
+        let server = self.server.filter(|_| self.rate > 0.0)?;
+        Some(server / 100.0 / self.rate * 1e6)
     }
 }
 
@@ -108,18 +118,21 @@ struct Measured {
     rate: f64,
     latency: Option<RoundTrips>,
     cpu: f64,
+    server: Option<f64>,
     empty: Option<f64>,
 }
 
 impl Watch<'_> {
     /// Windows of requests to a back end.
     pub fn load(&self, load: &mut Load<'_>, backend: &mut Backend) -> Taken {
-        self.windows(&[backend.pid()], || {
+        self.windows(&backend.pids(), || {
             load.run(SETTLE)?;
             load.begin();
-            let (start, used) = (Instant::now(), backend.cpu_time());
+            let (start, used, served) = (Instant::now(), backend.cpu_time(), backend.server_time());
             load.run(LENGTH)?;
             let (seconds, used) = (start.elapsed(), backend.cpu_time().saturating_sub(used));
+            let served =
+                backend.server_time().zip(served).map(|(now, then)| now.saturating_sub(then));
             let counts = load.counts.clone();
             load.drain()?;
             let seconds = seconds.as_secs_f64();
@@ -127,6 +140,7 @@ impl Watch<'_> {
                 rate: counts.requests as f64 / seconds,
                 latency: counts.latencies.summary(),
                 cpu: 100.0 * used.as_secs_f64() / seconds,
+                server: served.map(|served| 100.0 * served.as_secs_f64() / seconds),
                 empty: Some(100.0 * counts.empty as f64 / counts.looks.max(1) as f64),
             })
         })
@@ -134,12 +148,12 @@ impl Watch<'_> {
 
     /// Windows of a back end whose disks have nothing to do.
     pub fn idle(&self, backend: &Backend) -> Taken {
-        self.windows(&[backend.pid()], || {
+        self.windows(&backend.pids(), || {
             let (start, used) = (Instant::now(), backend.cpu_time());
             std::thread::sleep(IDLE);
             let used = backend.cpu_time().saturating_sub(used).as_secs_f64();
             let cpu = 100.0 * used / start.elapsed().as_secs_f64();
-            Ok(Measured { rate: 0.0, latency: None, cpu, empty: None })
+            Ok(Measured { rate: 0.0, latency: None, cpu, server: None, empty: None })
         })
     }
 
@@ -148,7 +162,7 @@ impl Watch<'_> {
         self.windows(&[], || {
             let found = fio::run(job, file, size, self.medium, cpu)?;
             let (rate, latency) = (found.rate, Some(found.latency));
-            Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, empty: None })
+            Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, server: None, empty: None })
         })
     }
 
@@ -180,7 +194,7 @@ impl Watch<'_> {
         let before = self.probe.round_trip();
         let (me, others, taken) = (Thread::current(), strangers(own), stolen());
         let (mine, start) = (me.times(), Instant::now());
-        let Measured { rate, latency, cpu, empty } = measure()?;
+        let Measured { rate, latency, cpu, server, empty } = measure()?;
         let seconds = start.elapsed().as_secs_f64();
         let waited = me.times().kept_waiting(&mine).as_secs_f64() / seconds;
         let taken = stolen() - taken;
@@ -207,6 +221,7 @@ impl Watch<'_> {
             rate,
             latency,
             cpu,
+            server,
             empty,
         })
     }

@@ -93,7 +93,7 @@ impl System {
             | System::HayatePower
             | System::HayateRouted
             | System::Limit => &[],
-            System::Testpmd => &["dpdk"],
+            System::Testpmd => &["dpdk", "dpdk-dev"],
             System::Ovs | System::OvsSleep => &["openvswitch-switch-dpdk"],
             System::Bridge => &["iproute2"],
         }
