@@ -210,6 +210,19 @@ fn a_hundred_ends_lose_nothing() {
     ends("qcow2", true, 40, true, "tcp");
 }
 
+/// The same with a store that reaches the guest's memory.
+#[test]
+fn a_hundred_ends_with_a_fabric_lose_nothing() {
+    let list = common::hayate(["fabric", "list", "--json"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    if list["libfabric"].is_null() {
+        eprintln!("not tested: there is no libfabric");
+        return;
+    }
+    ends("raw", false, 60, false, "libfabric");
+    ends("qcow2", true, 40, true, "libfabric");
+}
+
 /// The same on one machine, where the store serves the guest itself.
 #[test]
 fn a_hundred_ends_of_neighbours_lose_nothing() {

@@ -66,6 +66,8 @@ pub enum Transport {
     Auto,
     /// By a store of the same host, which has the guest's memory itself.
     Shm,
+    /// By a store that reaches the guest's memory over a fabric, with libfabric.
+    Libfabric,
     /// With the requests, over TCP.
     Tcp,
 }
@@ -76,6 +78,7 @@ impl Transport {
         match self {
             Self::Auto => "auto",
             Self::Shm => "shm",
+            Self::Libfabric => "libfabric",
             Self::Tcp => "tcp",
         }
     }
@@ -177,7 +180,8 @@ pub struct DiskConfig {
     /// Worker that serves it. Default: the one with the most room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u16>,
-    /// How bytes come from and go to a store: `shm` (it is on this host, and has the guest's memory itself), `tcp`, or
+    /// How bytes come from and go to a store: `shm` (it is on this host, and has the guest's memory itself),
+    /// `libfabric` (it reaches that memory over a fabric: InfiniBand, RoCE, or TCP), `tcp`, or
     /// `auto` (default), the best there is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
@@ -284,7 +288,7 @@ pub struct DiskStore {
     pub since: Timestamp,
     /// Connections so far.
     pub connections: u64,
-    /// How bytes come and go: `shm` or `tcp`.
+    /// How bytes come and go: `shm`, `libfabric` or `tcp`.
     pub transport: Transport,
 }
 

@@ -4,6 +4,7 @@
 //! message or refused. Unknown fields are ignored, so that newer versions can say more.
 
 pub use api::{ImageName, Transport};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,9 @@ pub enum ToStore {
         /// The guest is to be served by the store itself, on the same machine.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         in_place: bool,
+        /// Providers of libfabric by which the client can be reached, the best first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        fabrics: Vec<String>,
     },
     /// The images there are.
     List,
@@ -87,6 +91,20 @@ pub struct Opened {
     /// The answer to `in_place`: what to say at the Unix socket, soon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Session>,
+    /// The answer to `fabrics`: where to connect, soon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<At>,
+}
+
+/// Where a store listens on a fabric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct At {
+    /// One of those the client named.
+    pub provider: String,
+    /// The listener's.
+    pub address: SocketAddr,
+    /// What to greet it with: 16 bytes, the highest first.
+    pub place: Session,
 }
 
 impl Opened {
@@ -212,6 +230,7 @@ mod tests {
             session: Session(0xf),
             fence: false,
             in_place: false,
+            fabrics: Vec::new(),
         };
         let text = r#"{"say":"open","image":"web","write":true,"session":"0000000000000000000000000000000f","fence":false}"#;
         assert_eq!(String::from_utf8(encode(&open)).unwrap(), text);

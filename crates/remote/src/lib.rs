@@ -24,7 +24,7 @@ pub mod frame;
 mod server;
 
 pub use client::{Client, Unanswered};
-pub use frame::{Malformed, Operation, Request, Status};
+pub use frame::{Buffer, Malformed, Operation, Request, Status};
 pub use server::{Excess, Server};
 
 /// Version of the protocol that is spoken here.

@@ -90,6 +90,7 @@ mod tests {
             bytes: 8192,
             discard: false,
             place: None,
+            fabric: None,
         };
         Server::new(opened, write)
     }

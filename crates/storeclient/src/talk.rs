@@ -52,6 +52,7 @@ pub(crate) fn open(
             session,
             fence: false,
             in_place: false,
+            fabrics: Vec::new(),
         })?;
         match talk.hear()? {
             ToClient::Opened(opened) => {

@@ -1,7 +1,7 @@
 //! A stock QEMU guest whose disks are in a store on another host: two network namespaces with a cable
 //! between.
 //!
-//! Once by TCP, and once as if the two were one machine, whose store serves the guest itself: there the
+//! By TCP; by libfabric, which reaches the guest's memory; and as if the two were one machine, whose store serves the guest itself: there the
 //! cable is for the first words only.
 //!
 //! The guest boots from a thin clone in the store, fio writes two more images there and verifies by
@@ -248,7 +248,7 @@ fn group(suite: &mut Suite, packed: bool, transport: &'static str) {
         case("store_killed_under_fio", store_killed_under_fio),
         case("daemon_killed_under_fio", daemon_killed_under_fio),
     ];
-    if transport == "tcp" {
+    if transport != "shm" {
         cases.push(case("cable_pulled_under_fio", cable_pulled_under_fio));
     }
     suite.group(transport, move || boot(packed, transport), cases, images_are_whole);
@@ -257,6 +257,7 @@ fn group(suite: &mut Suite, packed: bool, transport: &'static str) {
 fn main() -> ExitCode {
     suite_main(|suite| {
         group(suite, true, "tcp");
+        group(suite, true, "libfabric");
         group(suite, false, "shm");
     })
 }

@@ -30,6 +30,7 @@ fn opened(requests: u16, bytes: u32) -> Opened {
         bytes,
         discard: true,
         place: None,
+        fabric: None,
     }
 }
 

@@ -6,10 +6,7 @@ use super::fail::Failure;
 use super::out;
 use crate::mount;
 use crate::render::{Table, facts, units};
-use api::{
-    Export, Image, ImageCheck, ImageConfig, ImageName, Import, Progress, Resize, Snapshot,
-    Transport,
-};
+use api::{Export, Image, ImageCheck, ImageConfig, ImageName, Import, Progress, Resize, Snapshot};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -58,11 +55,8 @@ pub(super) fn command(client: &Client, command: ImageCommand) -> Result<(), Fail
 
 /// It needs no daemon.
 fn mount(args: ImageMount) -> Result<(), Failure> {
-    let ImageMount { store, dir, readonly, cache, transport, store_timeout, log } = args;
-    match transport.unwrap_or_default() {
-        // Files of the mount are nobody's memory: there is no other one.
-        Transport::Auto | Transport::Shm | Transport::Tcp => {}
-    }
+    // There is one transport, whichever was said.
+    let ImageMount { store, dir, readonly, cache, transport: _, store_timeout, log } = args;
     let patience = store_timeout.map(Duration::from_secs);
     let options = mount::Options { store, dir, readonly, cache, patience, log };
     mount::run(&options).map_err(|error| Failure::mount(&error))

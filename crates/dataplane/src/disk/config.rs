@@ -26,6 +26,7 @@ use super::link::Link;
 use super::live::LiveDisk;
 use super::queue::LiveQueue;
 use super::ring::Ring;
+use super::rma::Reach;
 use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters};
 use crate::error::HostError;
 use crate::homes::Workers;
@@ -36,6 +37,8 @@ use crate::store::place::Front;
 
 /// Data segments of a request, as QEMU's own device has them.
 const SEG_MAX: u32 = 126;
+/// A request to a store names no more of them.
+const _: () = assert!(SEG_MAX as usize <= remote::MAX_BUFFERS);
 /// Most sectors of a range to be cleared: 1 GiB, so that no request takes for ever.
 const CLEAR_SECTORS: u32 = (1 << 30) / SECTOR as u32;
 /// What guests should align to, in bytes: pages and blocks of nearly everything.
@@ -152,6 +155,7 @@ pub(crate) fn make(
         last_error: Mutex::default(),
         store: Mutex::default(),
         report: Mutex::default(),
+        reach: Reach::default(),
         logged: AtomicU64::new(0),
         faults: report,
     });
@@ -315,6 +319,10 @@ impl Device for DiskDevice {
         })?;
         let info = QueueInfo { size: config.size, packed: config.packed, enabled };
         self.info(|all| all.page_size = Some(mem.page_size()));
+        if let Err(error) = self.disk.reach.add(&mem) {
+            let reason = format!("memory-unreachable: the fabric refuses it: {error}");
+            return Err(DeviceFault { queue: Some(index), reason });
+        }
         let again = queue.in_flight();
         tracing::debug!(disk = %self.disk.name, index, size = info.size, again, "queue started");
         let ring = Ring::new(queue, mem, region, kick, call);
@@ -367,6 +375,7 @@ impl Device for DiskDevice {
     }
 
     fn disconnected(&mut self, why: &SessionEnd) {
+        self.disk.reach.clear();
         self.info(|info| info.disconnected(why));
     }
 }

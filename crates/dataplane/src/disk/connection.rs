@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::TcpStream;
-use std::sync::Arc;
 
 use disk::SECTOR;
 use disk::counters::Kind;
 use disk::request::Range;
+use fabric::{Registration, Remote, Rights};
 use guestmem::{Access, Segments};
 use remote::control::Opened;
 use remote::frame::{self, Item};
-use remote::{MAX_DATA, Operation, Server, Status};
+use remote::{Buffer, MAX_DATA, Operation, Server, Status};
 
 use super::pool::Pool;
-use super::queue::{Fault, Judge, Popped};
+use super::queue::{Fault, Judge, Popped, Waker};
 use super::request::{Frame, Job, Origin, Request, Work};
+use super::rma::Rma;
 use super::wire::{Wire, WireError};
 
 /// Looks that found nothing before the socket has to say that there is something.
@@ -25,15 +25,40 @@ const PAGE: u64 = 4096;
 
 /// An image that is open on a connection.
 pub(crate) struct Connection {
-    wire: Wire,
+    line: Line,
     server: Server,
     pool: Pool,
+    /// Looks since something was found.
+    looks: u32,
+}
+
+/// What requests come by.
+enum Line {
+    /// With their data.
+    Wire(Streamed),
+    /// Without: the client's memory is reached.
+    Rma(Moved),
+}
+
+/// Requests with their data, in a stream.
+struct Streamed {
+    wire: Wire,
     /// A write whose data is arriving, and what of it is missing.
     arriving: Option<(Box<Frame>, Segments)>,
     /// Reads whose data is being sent, by tag.
     sending: BTreeMap<u64, Box<Frame>>,
-    /// Looks since something was found.
-    looks: u32,
+}
+
+/// Requests whose data is moved from and to the client's memory.
+struct Moved {
+    rma: Box<Rma>,
+    /// The pool.
+    memory: Registration,
+    /// Writes whose data is on its way, and reads, by the number of the move. Tags are the client's, who
+    /// may use one twice.
+    fetching: BTreeMap<u64, Box<Frame>>,
+    storing: BTreeMap<u64, Box<Frame>>,
+    next: u64,
 }
 
 impl Connection {
@@ -42,20 +67,30 @@ impl Connection {
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn new(wire: Wire, opened: Opened, write: bool) -> io::Result<Connection> {
-        let bytes = u64::from(opened.bytes.max(MAX_DATA));
-        let pool = Pool::new(bytes + u64::from(opened.requests) * PAGE)?;
-        Ok(Connection {
-            wire,
-            server: Server::new(opened, write),
-            pool,
-            arriving: None,
-            sending: BTreeMap::new(),
-            looks: 0,
-        })
+        let (arriving, sending) = (None, BTreeMap::new());
+        let line = Line::Wire(Streamed { wire, arriving, sending });
+        Ok(Connection { line, pool: pool(&opened)?, server: Server::new(opened, write), looks: 0 })
     }
 
-    pub(super) fn socket(&self) -> Arc<TcpStream> {
-        self.wire.socket()
+    /// The same over a fabric.
+    ///
+    /// # Errors
+    /// There is no memory for it, or the fabric does not take it.
+    pub(crate) fn rma(rma: Rma, opened: Opened, write: bool) -> io::Result<Connection> {
+        let pool = pool(&opened)?;
+        let memory = rma.fabric().register(pool.memory(), Rights::Local);
+        let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
+        let memory = memory.map_err(io::Error::other)?;
+        let line = Line::Rma(Moved { rma: Box::new(rma), memory, fetching, storing, next: 0 });
+        Ok(Connection { line, pool, server: Server::new(opened, write), looks: 0 })
+    }
+
+    /// What wakes its worker up; none: it cannot be waited for.
+    pub(super) fn waker(&self) -> Option<Waker> {
+        match &self.line {
+            Line::Wire(Streamed { wire, .. }) => Some(Waker::Stream(wire.socket())),
+            Line::Rma(Moved { rma, .. }) => rma.descriptor().ok().map(Waker::Fabric),
+        }
     }
 
     /// Whether a look may find something: one was found lately, or the socket said so.
@@ -71,38 +106,55 @@ impl Connection {
     /// The socket tells about everything that comes after the last look.
     pub(super) fn arm(&mut self) -> bool {
         self.looks = LOOKS;
-        false
+        if let Line::Rma(Moved { rma, .. }) = &mut self.line
+            && !rma.may_sleep()
+        {
+            self.looks = 0;
+        }
+        self.ready()
     }
 
     pub(super) fn pop(&mut self, judge: &Judge<'_>) -> Result<Popped, Fault> {
         self.looks += 1;
-        if self.wire.is_behind() {
-            self.flush()?;
+        match &mut self.line {
+            Line::Wire(line) if line.wire.is_behind() => self.flush()?,
+            Line::Wire(_) => {}
+            // What came before the end is answered to nobody.
+            Line::Rma(line) => line.rma.poll()?,
         }
         loop {
-            if let Some((_, missing)) = &mut self.arriving {
-                if !self.wire.data(missing)? {
-                    return Ok(Popped::Nothing);
+            let next = match &mut self.line {
+                Line::Wire(line) => {
+                    if let Some((_, missing)) = &mut line.arriving {
+                        if !line.wire.data(missing)? {
+                            return Ok(Popped::Nothing);
+                        }
+                        if let Some((frame, _)) = line.arriving.take() {
+                            return Ok(self.popped(frame, judge));
+                        }
+                    }
+                    line.wire.item(said)?
                 }
-                if let Some((frame, _)) = self.arriving.take() {
-                    return Ok(self.popped(frame, judge));
+                Line::Rma(line) => {
+                    if let Some((number, result)) = line.rma.moved() {
+                        return self.moved(number, result.is_ok(), judge);
+                    }
+                    line.rma.item(said)?
                 }
-            }
-            let next = self.wire.item(|item| match item {
-                Item::Request { tag, request, .. } => Some(Ok((tag, request))),
-                Item::Ping(tag) => Some(Err(tag)),
-                _ => None,
-            });
-            let (tag, request) = match next? {
+            };
+            let (tag, request) = match next {
                 None => return Ok(Popped::Nothing),
-                Some(Some(Ok(request))) => request,
-                Some(Some(Err(tag))) => {
+                Some(Said::Request(tag, request)) => (tag, request),
+                Some(Said::Ping(tag)) => {
                     self.looks = 0;
-                    self.wire.frame(|bytes| frame::pong(bytes, tag));
+                    self.say(|bytes| frame::pong(bytes, tag))?;
                     return Ok(Popped::Answered);
                 }
-                Some(None) => return Err(WireError::Unexpected("neither request nor ping").into()),
+                Some(Said::Nonsense) => {
+                    return Err(WireError::Unexpected("neither request nor ping").into());
+                }
             };
+            self.look_at(&request)?;
             let excess = |excess: remote::Excess| Fault {
                 vanished: false,
                 reason: format!("too-much: {excess}"),
@@ -115,12 +167,62 @@ impl Connection {
                 return Err(Fault { vanished: false, reason: "no memory".to_owned() });
             };
             let frame = Box::new(Frame { tag, request, loan, data: segments, refused: may.err() });
-            if data {
-                let missing = frame.data.clone();
-                self.arriving = Some((frame, missing));
-            } else {
+            match &mut self.line {
+                Line::Wire(line) if data => {
+                    let missing = frame.data.clone();
+                    line.arriving = Some((frame, missing));
+                }
+                Line::Rma(line) if data && frame.refused.is_none() => {
+                    line.fetch(frame)?;
+                    self.looks = 0;
+                }
+                _ => return Ok(self.popped(frame, judge)),
+            }
+        }
+    }
+
+    /// Whether data is where it has to be on this line.
+    fn look_at(&self, request: &remote::Request) -> Result<(), WireError> {
+        let wanted = if request.operation.moves() { request.length } else { 0 };
+        let total = request.buffers.iter().try_fold(0u64, |sum, one| sum.checked_add(one.length));
+        match &self.line {
+            Line::Wire(_) if !request.buffers.is_empty() => {
+                Err(WireError::Unexpected("memory where data was expected"))
+            }
+            Line::Rma(_) if total != Some(wanted) => {
+                Err(WireError::Unexpected("a request for more or less memory than it names"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A move has ended.
+    fn moved(&mut self, number: u64, reached: bool, judge: &Judge<'_>) -> Result<Popped, Fault> {
+        self.looks = 0;
+        let Line::Rma(line) = &mut self.line else { return Ok(Popped::Answered) };
+        if let Some(frame) = line.fetching.remove(&number) {
+            if reached {
                 return Ok(self.popped(frame, judge));
             }
+            self.answer(frame, Status::Unreachable);
+            return Ok(Popped::Answered);
+        }
+        if let Some(frame) = line.storing.remove(&number) {
+            let status = if reached { Status::Ok } else { Status::Unreachable };
+            let tag = frame.tag;
+            self.ended(*frame);
+            self.say(|to| frame::reply(to, tag, status, 0))?;
+        }
+        Ok(Popped::Answered)
+    }
+
+    fn say(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
+        match &mut self.line {
+            Line::Wire(line) => {
+                line.wire.frame(write);
+                Ok(())
+            }
+            Line::Rma(line) => line.rma.frame(write),
         }
     }
 
@@ -177,13 +279,19 @@ impl Connection {
     fn answer(&mut self, frame: Box<Frame>, status: Status) {
         let tag = frame.tag;
         let read = frame.request.operation == Operation::Read && status == Status::Ok;
-        let bytes = if read { frame.request.length as u32 } else { 0 };
-        self.wire.frame(|to| frame::reply(to, tag, status, bytes));
-        if read {
-            self.wire.push(tag, frame.data.clone());
-            self.sending.insert(tag, frame);
-        } else {
-            self.ended(*frame);
+        match &mut self.line {
+            Line::Wire(Streamed { wire, sending, .. }) if read => {
+                let bytes = frame.request.length as u32;
+                wire.frame(|to| frame::reply(to, tag, status, bytes));
+                wire.push(tag, frame.data.clone());
+                sending.insert(tag, frame);
+            }
+            // A line that does not take it has ended, which the next look finds.
+            Line::Rma(line) if read => _ = line.store(frame),
+            _ => {
+                self.ended(*frame);
+                let _ = self.say(|to| frame::reply(to, tag, status, 0));
+            }
         }
     }
 
@@ -194,14 +302,70 @@ impl Connection {
 
     /// Sends answers, as many as the socket takes.
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
-        self.wire.flush()?;
-        while let Some(tag) = self.wire.sent_data() {
-            if let Some(frame) = self.sending.remove(&tag) {
+        let Line::Wire(line) = &mut self.line else { return Ok(()) };
+        line.wire.flush()?;
+        while let Line::Wire(line) = &mut self.line
+            && let Some(tag) = line.wire.sent_data()
+        {
+            if let Some(frame) = line.sending.remove(&tag) {
                 self.ended(*frame);
             }
         }
         Ok(())
     }
+}
+
+impl Moved {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Fetches the data of a write.
+    fn fetch(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
+        let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
+        let number = self.number();
+        self.rma.read(local, remotes(&frame), number)?;
+        self.fetching.insert(number, frame);
+        Ok(())
+    }
+
+    /// Brings the data of a read.
+    fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
+        let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
+        let number = self.number();
+        self.rma.write(local, remotes(&frame), number)?;
+        self.storing.insert(number, frame);
+        Ok(())
+    }
+}
+
+const ELSEWHERE: WireError = WireError::Unexpected("memory that is not the pool's");
+
+fn remotes(frame: &Frame) -> Vec<Remote> {
+    let one = |&Buffer { address, key, length }: &Buffer| Remote { address, key, length };
+    frame.request.buffers.iter().map(one).collect()
+}
+
+/// What a client may say.
+enum Said {
+    Request(u64, remote::Request),
+    Ping(u64),
+    Nonsense,
+}
+
+fn said(item: Item<'_>) -> Said {
+    match item {
+        Item::Request { tag, request, .. } => Said::Request(tag, request),
+        Item::Ping(tag) => Said::Ping(tag),
+        _ => Said::Nonsense,
+    }
+}
+
+/// Memory for all that a client may have under way.
+fn pool(opened: &Opened) -> io::Result<Pool> {
+    let bytes = u64::from(opened.bytes.max(MAX_DATA));
+    Pool::new(bytes + u64::from(opened.requests) * PAGE)
 }
 
 impl From<WireError> for Fault {

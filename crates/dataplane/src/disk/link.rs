@@ -3,16 +3,21 @@
 //! The worker pushes requests and pumps; control makes connections and hands them over. While there
 //! is none, requests wait. What ends a connection is told to control, which makes another one.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use disk::SECTOR;
+use fabric::Registration;
 use guestmem::{Access, Segments};
 use remote::control::Opened;
 use remote::frame::{self, FromStore};
 use remote::{Client, MAX_DATA, Operation, Request, Status};
 use tokio::sync::mpsc;
 
+use super::Disk;
 use super::request::{Job, Work};
+use super::rma::Rma;
 use super::wire::{Wire, WireError};
 
 /// A connection is dead when nothing was heard for so long after it was asked, in nanoseconds.
@@ -24,10 +29,19 @@ const BURST: usize = 256;
 /// A connection on which the image is open.
 #[derive(Debug)]
 pub(crate) struct Connected {
-    pub(crate) wire: Wire,
+    pub(crate) line: Line,
     pub(crate) opened: Opened,
     /// Which start of the store's machine it is.
     pub(crate) boot: String,
+}
+
+/// How requests get to the store.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// With their data.
+    Wire(Box<Wire>),
+    /// Without: the store reaches the guest's memory.
+    Rma(Box<Rma>),
 }
 
 /// What a step of a request came to.
@@ -37,9 +51,13 @@ pub(super) type Stepped = (Job, io::Result<u64>);
 #[derive(Debug)]
 pub(crate) struct Link {
     client: Client<Job>,
-    wire: Option<Wire>,
+    line: Option<Line>,
     /// The reply whose data is arriving.
     arriving: Option<Arriving>,
+    /// Keeps memory registered that the store may reach, by the tag of the request.
+    reached: BTreeMap<u64, Registration>,
+    /// The disk, whose guest's memory it is.
+    disk: Option<Arc<Disk>>,
     /// Something may have arrived.
     pub(super) readable: bool,
     /// When the store was asked for a sign, if nothing was heard since, in nanoseconds.
@@ -107,11 +125,18 @@ fn error(status: Status) -> io::Error {
 }
 
 impl Link {
+    /// The disk, whose guest's memory a store may reach.
+    pub(super) fn of(&mut self, disk: &Arc<Disk>) {
+        self.disk = Some(Arc::clone(disk));
+    }
+
     pub(crate) fn new(ends: mpsc::UnboundedSender<String>) -> Link {
         Link {
             client: Client::default(),
-            wire: None,
+            line: None,
             arriving: None,
+            reached: BTreeMap::new(),
+            disk: None,
             readable: false,
             asked: None,
             failing: false,
@@ -133,14 +158,14 @@ impl Link {
     pub(super) fn connected(&mut self, connected: Connected) {
         self.disconnect();
         self.client.connected(&connected.opened, &connected.boot);
-        self.wire = Some(connected.wire);
+        self.line = Some(connected.line);
         (self.asked, self.readable) = (None, true);
         self.failing = false;
     }
 
     /// Everything that waits for the store fails, and what comes too, until there is a connection.
     pub(super) fn fail(&mut self, _: u64, done: &mut Vec<Stepped>) {
-        if self.wire.is_none() {
+        if self.line.is_none() {
             self.failing = true;
             let away = |job| (job, Err(io::Error::from(io::ErrorKind::TimedOut)));
             done.extend(self.client.take_back(|_| true).into_iter().map(|back| away(back.job)));
@@ -149,18 +174,18 @@ impl Link {
 
     /// Whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
-        self.wire.is_some()
+        self.line.is_some()
     }
 
     /// Whether a look at the connection may find something.
     pub(super) fn is_busy(&self) -> bool {
-        self.wire.is_some() && (self.readable || self.client.under_way() > 0)
+        self.line.is_some() && (self.readable || self.client.under_way() > 0)
     }
 
     /// Takes back what a queue waits for, if there is no connection: whoever serves the queue next
     /// finds it in the region of requests in flight. Returns how many that were.
     pub(super) fn take_back(&mut self, queue: u16) -> usize {
-        if self.wire.is_some() {
+        if self.line.is_some() {
             return 0;
         }
         self.client.take_back(|job| job.request.queue == queue).len()
@@ -169,7 +194,19 @@ impl Link {
     fn disconnect(&mut self) -> bool {
         self.client.disconnected();
         self.arriving = None;
-        self.wire.take().is_some()
+        let was = self.line.take().is_some();
+        // Nobody reaches it any more.
+        self.reached.clear();
+        was
+    }
+
+    /// Wants to be woken up for what comes. Returns whether there is something already.
+    pub(super) fn arm(&mut self) -> bool {
+        if let Some(Line::Rma(rma)) = &mut self.line {
+            self.readable |= !rma.may_sleep();
+            return self.readable;
+        }
+        false
     }
 
     /// Sends what may be sent, and takes what has arrived: steps that have ended are added to `done`.
@@ -193,7 +230,11 @@ impl Link {
     }
 
     fn try_pump(&mut self, done: &mut Vec<Stepped>) -> Result<(), WireError> {
-        let Some(wire) = &mut self.wire else { return Ok(()) };
+        let wire = match &mut self.line {
+            None => return Ok(()),
+            Some(Line::Wire(wire)) => wire,
+            Some(Line::Rma(_)) => return self.try_pump_rma(done),
+        };
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = self.client.send() {
@@ -224,10 +265,66 @@ impl Link {
         }
     }
 
+    fn try_pump_rma(&mut self, done: &mut Vec<Stepped>) -> Result<(), WireError> {
+        let Self { line: Some(Line::Rma(rma)), client, reached, disk: Some(disk), .. } = self
+        else {
+            return Ok(());
+        };
+        let mut left = BURST;
+        loop {
+            while let Some((tag, handle, sent)) = client.send() {
+                let mut request = Request { handle, ..sent.request.clone() };
+                if request.operation.moves() {
+                    let segments = sent.job.segments.first(request.length);
+                    let Some((registration, buffers)) = disk.reach.of(&segments) else {
+                        return Err(WireError::Vanished(tag));
+                    };
+                    request.buffers = buffers;
+                    reached.insert(tag, registration);
+                }
+                rma.frame(|bytes| frame::request(bytes, tag, &request))?;
+            }
+            self.readable = false;
+            let polled = rma.poll();
+            let before = done.len();
+            while let Some(next) = rma.item(|item| FromStore::of(&item))? {
+                match next.ok_or(WireError::Unexpected("neither reply nor ping"))? {
+                    FromStore::Pong => {}
+                    FromStore::Ping(tag) => rma.frame(|bytes| frame::pong(bytes, tag))?,
+                    FromStore::Reply { tag, status, data } => {
+                        if data > 0 {
+                            return Err(WireError::Unexpected("data that was to be in memory"));
+                        }
+                        let answered = client.answered(tag, status);
+                        let (answered, status) =
+                            answered.ok_or(WireError::Unexpected("a reply to no request"))?;
+                        reached.remove(&tag);
+                        let moved = answered.request.length;
+                        let ok = status == Status::Ok;
+                        done.push((answered.job, if ok { Ok(moved) } else { Err(error(status)) }));
+                    }
+                }
+                left -= 1;
+                if left == 0 {
+                    // Others have their turn first.
+                    self.readable = true;
+                    break;
+                }
+            }
+            if rma.heard() {
+                self.asked = None;
+            }
+            polled?;
+            if done.len() == before || left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     /// Asks the store for a sign if it was silent for a while, and gives the connection up if it was
     /// asked long ago.
     pub(super) fn check(&mut self, now: u64, done: &mut Vec<Stepped>) {
-        let Some(wire) = &mut self.wire else { return };
+        let Some(line) = &mut self.line else { return };
         match self.asked {
             Some(at) if now.saturating_sub(at) >= SILENCE => {
                 self.lost(&WireError::Io(io::ErrorKind::TimedOut.into()), done);
@@ -235,8 +332,14 @@ impl Link {
             Some(_) => {}
             None => {
                 self.asked = Some(now);
-                wire.frame(|bytes| frame::ping(bytes, 0));
-                if let Err(error) = wire.flush() {
+                let asked = match line {
+                    Line::Wire(wire) => {
+                        wire.frame(|bytes| frame::ping(bytes, 0));
+                        wire.flush()
+                    }
+                    Line::Rma(rma) => rma.frame(|bytes| frame::ping(bytes, 0)),
+                };
+                if let Err(error) = asked {
                     self.lost(&error, done);
                 }
             }

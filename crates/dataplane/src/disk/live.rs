@@ -90,8 +90,11 @@ impl LiveDisk {
         image: DiskImage,
         rules: Rules,
         limiter: Option<Limiter>,
-        link: Option<Link>,
+        mut link: Option<Link>,
     ) -> LiveDisk {
+        if let Some(link) = &mut link {
+            link.of(&disk);
+        }
         LiveDisk {
             image,
             link,
@@ -150,7 +153,7 @@ impl LiveDisk {
         for queue in self.queues.iter_mut().flatten() {
             waiting |= queue.arm();
         }
-        waiting && !self.paused
+        (waiting && !self.paused) || self.link.as_mut().is_some_and(Link::arm)
     }
 
     /// One pass over its queues; returns how many requests were taken.

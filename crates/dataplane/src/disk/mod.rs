@@ -26,6 +26,7 @@ mod pool;
 pub(crate) mod queue;
 pub(crate) mod request;
 mod ring;
+pub(crate) mod rma;
 mod slow;
 mod steps;
 pub(crate) mod wire;
@@ -54,6 +55,7 @@ use link::Connected;
 use live::LiveDisk;
 use queue::LiveQueue;
 use request::Job;
+use rma::Reach;
 
 /// Most virtqueues of a disk.
 pub(crate) const MAX_QUEUES: u16 = 64;
@@ -131,6 +133,8 @@ pub(crate) struct Disk {
     pub(crate) store: Mutex<Option<StoreStatus>>,
     /// What the store said of it last, while its guest is served there.
     pub(crate) report: Mutex<Option<Box<DiskStatus>>>,
+    /// Its guest's memory, for a store that reaches it.
+    pub(crate) reach: Reach,
     logged: AtomicU64,
     /// Where the worker reports a ring that lied or memory that vanished.
     faults: mpsc::UnboundedSender<(u16, String)>,

@@ -23,6 +23,11 @@ pub(super) struct Pool {
 pub(super) struct Loan(Vec<(u64, u64)>);
 
 impl Pool {
+    /// All of it.
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
     /// So many bytes, of which the kernel gives as much as is used.
     pub(super) fn new(size: u64) -> io::Result<Pool> {
         let size = size.next_multiple_of(PAGE).max(PAGE);

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use disk::config::Rules;
@@ -205,7 +206,7 @@ impl LiveQueue {
     pub(crate) fn waker(&self) -> Option<Waker> {
         match &self.source {
             Source::Ring(ring) => ring.kick.clone().map(Waker::Kick),
-            Source::Connection(connection) => Some(Waker::Stream(connection.socket())),
+            Source::Connection(connection) => connection.waker(),
         }
     }
 }
@@ -217,6 +218,8 @@ pub(crate) enum Waker {
     Kick(Arc<EventFd>),
     /// What arrives at a socket, and room for what is to be sent.
     Stream(Arc<std::net::TcpStream>),
+    /// What happens on a fabric.
+    Fabric(OwnedFd),
 }
 
 impl fmt::Debug for LiveQueue {

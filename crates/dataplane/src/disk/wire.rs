@@ -62,6 +62,8 @@ pub(crate) enum WireError {
     /// The memory of what has this tag has vanished, and something else cannot be sent in its place.
     #[error("memory has vanished")]
     Vanished(u64),
+    #[error("the fabric: {0}")]
+    Fabric(fabric::Error),
 }
 
 impl Wire {

@@ -28,6 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use vhost_session::socket::{Listener, SocketFile};
 
+use super::fabrics::{Berth, Doors};
 use super::resident::{Arrival, Lodging, secret};
 use super::talk::{Known, Silence, Talk};
 use crate::disk::DiskImage;
@@ -124,6 +125,8 @@ pub(super) struct Store {
     local: Option<PathBuf>,
     open: parking_lot::Mutex<HashMap<ImageName, Holders>>,
     handles: AtomicU32,
+    /// Where clients connect by fabrics.
+    fabrics: Doors,
     /// Images that are open for who comes to the Unix socket and knows their secret.
     pub(super) places: parking_lot::Mutex<HashMap<Session, oneshot::Sender<Arrival>>>,
 }
@@ -174,6 +177,7 @@ pub async fn serve(
         local: local.as_ref().map(|(_, file)| file.path().to_owned()),
         open: parking_lot::Mutex::default(),
         handles: AtomicU32::new(1),
+        fabrics: Doors::default(),
         places: parking_lot::Mutex::default(),
     });
     let (end, ending) = watch::channel(false);
@@ -221,6 +225,7 @@ pub async fn serve(
     }
     let _ = end.send(true);
     while connections.join_next().await.is_some() {}
+    store.fabrics.close().await;
     Ok(())
 }
 
@@ -242,6 +247,8 @@ async fn visitor(local: Option<&(UnixListener, SocketFile)>) -> io::Result<UnixS
 enum Asker {
     /// A client, on a connection.
     Far(Served),
+    /// A client, by a fabric.
+    Fabric(Box<Berth>),
     /// A guest of this machine.
     Near(Box<Lodging>),
 }
@@ -251,6 +258,7 @@ impl Asker {
     async fn serve(&mut self) -> String {
         match self {
             Asker::Far(served) => served.fault().await,
+            Asker::Fabric(berth) => berth.serve().await,
             Asker::Near(lodging) => lodging.serve().await,
         }
     }
@@ -259,6 +267,7 @@ impl Asker {
     async fn end(&mut self) {
         match self {
             Asker::Far(served) => served.end().await,
+            Asker::Fabric(berth) => berth.end().await,
             Asker::Near(lodging) => lodging.end().await,
         }
     }
@@ -335,8 +344,9 @@ impl Store {
         talk.say(&ToClient::Welcome { version: VERSION, store, boot, local }).await?;
         loop {
             match talk.hear().await? {
-                ToStore::Open { image, write, session, fence, in_place } => {
-                    return Ok(Some((client, Wish { image, write, session, fence, in_place })));
+                ToStore::Open { image, write, session, fence, in_place, fabrics } => {
+                    let wish = Wish { image, write, session, fence, in_place, fabrics };
+                    return Ok(Some((client, wish)));
                 }
                 ToStore::List => {
                     let (images, asks) = (Arc::clone(&self.images), client.clone());
@@ -403,12 +413,20 @@ impl Store {
             bytes: BYTES,
             discard: true,
             place: None,
+            fabric: None,
         };
         let (name, image) = (format!("{}@{client}", wish.image), opened.image.clone());
         let offer = Offer { name, image, size: opened.size, read_only: !write };
-        let asker = match wish.in_place && self.local.is_some() {
-            true => Asker::Near(Box::new(self.lodge(offer, answer, talk).await?)),
-            false => Asker::Far(self.connect(offer, answer, talk).await?),
+        let local = talk.local()?.ip().to_canonical();
+        let asker = if wish.in_place && self.local.is_some() {
+            Asker::Near(Box::new(self.lodge(offer, answer, talk).await?))
+        } else if let Some((at, arrival)) = self.fabrics.offer(&wish.fabrics, local).await {
+            let answer = Opened { fabric: Some(at), ..answer };
+            talk.say(&ToClient::Opened(answer.clone())).await?;
+            let (host, arrival) = (self.host.clone(), Some(arrival));
+            Asker::Fabric(Box::new(Berth { host, offer, answer, arrival, talk, served: None }))
+        } else {
+            Asker::Far(self.connect(offer, answer, talk).await?)
         };
         let (stop, stopping) = watch::channel(false);
         let (gone, going) = watch::channel(());
@@ -476,6 +494,7 @@ struct Wish {
     session: Session,
     fence: bool,
     in_place: bool,
+    fabrics: Vec<String>,
 }
 
 impl Running {

@@ -1,10 +1,12 @@
 //! The connections of a disk to its store, one after the other.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::{Fabric, Kind};
 use remote::VERSION;
 use remote::control::{Opened, Session, ToClient, ToStore, Transport};
 use rustls::pki_types::ServerName;
@@ -17,9 +19,10 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::place::{Placed, Way};
 use super::post::{FromPlace, Guest, Post, ToPlace};
 use super::talk::{Known, Silence, Talk};
-use super::{StoreError, accept};
+use super::{StoreError, accept, fabrics};
 use crate::disk::config::CacheMode;
-use crate::disk::link::Connected;
+use crate::disk::link::{Connected, Line};
+use crate::disk::rma::Rma;
 use crate::disk::wire::Wire;
 use crate::disk::{Disk, DiskCommand, StoreTarget};
 use crate::homes::Workers;
@@ -30,6 +33,8 @@ const CONNECT: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(300);
+/// Most requests under way, whatever a store allows.
+const REQUESTS: u16 = 1024;
 /// How often a silent store is asked for a sign.
 const CHECK: Duration = Duration::from_secs(1);
 
@@ -80,6 +85,8 @@ pub(crate) struct Reached {
 enum By {
     /// Requests can be made; and which start of the store's machine it is.
     Wire(Box<Wire>, String),
+    /// The same, without their data.
+    Rma(Box<Rma>, String),
     /// Front ends can be handed over.
     Place(Placed),
 }
@@ -88,6 +95,7 @@ impl Reached {
     fn transport(&self) -> Transport {
         match self.by {
             By::Wire(..) => Transport::Tcp,
+            By::Rma(..) => Transport::Libfabric,
             By::Place(_) => Transport::Shm,
         }
     }
@@ -121,8 +129,9 @@ async fn open_at(
         ToClient::Refused(why) => return Err(refused(why)),
         _ => return Err(strange("its welcome is none".to_owned())),
     };
+    let may_be_near = matches!(target.transport, Transport::Auto | Transport::Shm);
     let near = match wish {
-        Some(wish) if target.transport != Transport::Tcp => match near(&boot, local).await {
+        Some(wish) if may_be_near => match near(&boot, local).await {
             Ok(post) => Some((post, wish)),
             Err(why) if target.transport == Transport::Shm => {
                 return Err(StoreError::NotHere { address: address.to_owned(), why });
@@ -134,12 +143,23 @@ async fn open_at(
         },
         _ => None,
     };
+    let fabrics = match near {
+        Some(_) => Vec::new(),
+        None => match fabrics_of(target, talk.local().map_err(unreachable)?.ip()).await {
+            Ok(fabrics) => fabrics,
+            Err(why) if target.transport == Transport::Libfabric => {
+                return Err(StoreError::NoFabric { address: address.to_owned(), why });
+            }
+            Err(_) => Vec::new(),
+        },
+    };
     let open = ToStore::Open {
         image: target.image.clone(),
         write: target.write,
         session: Session(target.session),
         fence: false,
         in_place: near.is_some(),
+        fabrics: fabrics.iter().map(|fabric| fabric.kind().name().to_owned()).collect(),
     };
     talk.say(&open).await.map_err(unreachable)?;
     let opened = match talk.hear().await.map_err(silent)? {
@@ -147,8 +167,22 @@ async fn open_at(
         ToClient::Refused(why) => return Err(refused(why)),
         _ => return Err(strange("its answer is none".to_owned())),
     };
-    let by = match (near, opened.place) {
-        (Some((mut post, wish)), Some(place)) => {
+    let opened = Opened { requests: opened.requests.min(REQUESTS), ..opened };
+    let by = match (near, opened.place, &opened.fabric) {
+        (None, _, Some(at)) => {
+            let lifeline = talk.into_lifeline().map_err(unreachable)?;
+            let line = fabrics::connect(&fabrics, at, opened.requests, lifeline).await;
+            let broken = |error: io::Error| StoreError::NoFabric {
+                address: address.to_owned(),
+                why: error.to_string(),
+            };
+            By::Rma(Box::new(line.map_err(broken)?), boot)
+        }
+        (None, _, None) if target.transport == Transport::Libfabric => {
+            let why = "the store has none of this one's".to_owned();
+            return Err(StoreError::NoFabric { address: address.to_owned(), why });
+        }
+        (Some((mut post, wish)), Some(place), _) => {
             let come = ToPlace::Place { place, guest: wish.guest() };
             post.say(&come, None).await.map_err(unreachable)?;
             match timeout(ANSWER, post.hear()).await.map_err(late)?.map_err(silent)? {
@@ -161,6 +195,25 @@ async fn open_at(
         _ => By::Wire(Box::new(talk.into_wire().map_err(unreachable)?), boot),
     };
     Ok(Reached { opened, address: address.to_owned(), by })
+}
+
+/// Fabrics by which a store is to reach guests' memory. What goes over them is not encrypted, and TCP is
+/// there anyway: they are used where a network card moves the bytes, or where somebody says so.
+async fn fabrics_of(target: &StoreTarget, local: IpAddr) -> Result<Vec<Fabric>, String> {
+    let kinds: &[Kind] = match target.transport {
+        Transport::Libfabric => &[Kind::Verbs, Kind::Tcp],
+        Transport::Auto if target.tls.is_none() && has_rdma() => &[Kind::Verbs],
+        Transport::Auto | Transport::Shm | Transport::Tcp => &[],
+    };
+    match kinds {
+        [] => Ok(Vec::new()),
+        kinds => fabrics::open(kinds, local.to_canonical()).await,
+    }
+}
+
+/// Whether the kernel knows a network card for it: libfabric is not even loaded otherwise.
+fn has_rdma() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
 }
 
 /// Connects to the Unix socket of a store of this machine. Why there is none, for people.
@@ -206,7 +259,7 @@ impl Keeper {
     /// Keeps the disk connected, at first by this connection.
     pub(crate) fn spawn(kept: Kept, first: Reached, runtime: &Handle) -> Keeper {
         let (stop, stopped) = oneshot::channel();
-        kept.reached(&first);
+        kept.reached(&first.address, first.transport());
         let task = runtime.spawn(async move {
             tokio::select! {
                 () = kept.keep(first) => {}
@@ -228,32 +281,54 @@ impl Keeper {
 
 impl Kept {
     async fn keep(mut self, first: Reached) {
-        let mut reached = first;
+        let (mut reached, mut again) = (first, false);
         loop {
             self.resized(reached.opened.size);
-            let Reached { opened, by, .. } = reached;
+            let transport = reached.transport();
+            let Reached { opened, address, by } = reached;
             match by {
                 By::Wire(wire, boot) => {
+                    self.reach(None).await;
                     self.serve_here();
-                    let connected = Connected { wire: *wire, opened, boot };
+                    let connected = Connected { line: Line::Wire(wire), opened, boot };
+                    self.command(DiskCommand::Connected(Box::new(connected)));
+                }
+                By::Rma(rma, boot) => {
+                    self.reach(Some(rma.fabric().clone())).await;
+                    self.serve_here();
+                    let connected = Connected { line: Line::Rma(rma), opened, boot };
                     self.command(DiskCommand::Connected(Box::new(connected)));
                 }
                 // Nobody listens only while the disk is being removed.
                 By::Place(placed) => _ = self.way.send(Way::Place(placed)),
             }
+            if again {
+                self.reached(&address, transport);
+                let (disk, transport) = (&self.disk.name, transport.as_str());
+                tracing::info!(%disk, store = %address, transport, "connected again");
+            }
+            again = true;
             let Some(why) = self.lost().await else { return };
             let disk = &self.disk.name;
             tracing::warn!(%disk, "the connection to its store is lost, its guest waits: {why}");
             self.disk.store_state(Err(why));
             reached = self.connect().await;
-            let (store, transport) = (&reached.address, reached.transport().as_str());
-            tracing::info!(disk = %self.disk.name, %store, transport, "connected again");
-            self.reached(&reached);
         }
     }
 
-    fn reached(&self, reached: &Reached) {
-        self.disk.store_state(Ok((reached.address.clone(), reached.transport())));
+    fn reached(&self, address: &str, transport: Transport) {
+        self.disk.store_state(Ok((address.to_owned(), transport)));
+    }
+
+    /// Has the guest's memory be reached by this fabric from now on. That may take a while.
+    async fn reach(&self, fabric: Option<Fabric>) {
+        let disk = Arc::clone(&self.disk);
+        let set = move || disk.reach.set(fabric.as_ref());
+        let done = tokio::task::spawn_blocking(set).await;
+        if let Ok(Err(error)) = done {
+            // Requests say so, one by one.
+            tracing::error!(disk = %self.disk.name, "the fabric refuses the guest's memory: {error}");
+        }
     }
 
     /// Has this process serve the guest from now on, if it does not already.

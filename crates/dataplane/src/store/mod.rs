@@ -13,6 +13,7 @@
 //! its virtqueues itself ([`resident`]).
 
 pub(crate) mod accept;
+mod fabrics;
 pub(crate) mod keeper;
 pub(crate) mod place;
 pub(crate) mod post;
@@ -51,6 +52,14 @@ pub enum StoreError {
     /// The guest was to be served by the store itself, and cannot be.
     #[error("the store at {address} cannot serve a guest of this host itself (shm): {why}")]
     NotHere {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        why: String,
+    },
+    /// The store was to reach the guest's memory, and cannot.
+    #[error("the store at {address} and this host have no fabric in common (libfabric): {why}")]
+    NoFabric {
         /// Host and port.
         address: String,
         /// The reason.

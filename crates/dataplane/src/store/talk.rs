@@ -1,6 +1,7 @@
 //! What is said on a connection before requests are.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,6 +136,35 @@ impl Talk {
             if count == 0 {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
+        }
+    }
+
+    /// Where it is on this machine.
+    pub(super) fn local(&self) -> io::Result<SocketAddr> {
+        match &self.stream {
+            Stream::Plain(stream) => stream.local_addr(),
+            Stream::Tls(stream) => stream.get_ref().0.local_addr(),
+        }
+    }
+
+    /// Waits until the peer closes, says anything more, or is gone.
+    pub(super) async fn closed(&mut self) {
+        if self.arrived.is_empty() {
+            let _ = match &mut self.stream {
+                Stream::Plain(stream) => stream.read_buf(&mut self.arrived).await,
+                Stream::Tls(stream) => stream.read_buf(&mut self.arrived).await,
+            };
+        }
+    }
+
+    /// The connection, on which nothing more is said.
+    pub(super) fn into_lifeline(self) -> io::Result<std::net::TcpStream> {
+        match self.stream {
+            Stream::Plain(stream) => stream.into_std(),
+            Stream::Tls(stream) => match *stream {
+                TlsStream::Client(stream) => stream.into_inner().0.into_std(),
+                TlsStream::Server(stream) => stream.into_inner().0.into_std(),
+            },
         }
     }
 

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 
 use super::Worker;
 use super::sleep::{Bed, Token};
+use crate::disk::link::Line;
 use crate::disk::live::{LiveDisk, Tools};
 use crate::disk::queue::Waker;
 use crate::disk::request::{Job, Request};
@@ -239,6 +240,7 @@ impl Worker {
                     Some(Waker::Stream(socket)) => {
                         bed.add_stream(&*socket, Token::DiskKick(id, index));
                     }
+                    Some(Waker::Fabric(ready)) => bed.add(&ready, Token::DiskKick(id, index)),
                     None => {}
                 }
                 disks.with(id, mailbox, |disk, _| disk.start(index, queue));
@@ -249,6 +251,8 @@ impl Worker {
                 match disks.with(id, mailbox, stop).flatten() {
                     Some(Waker::Kick(kick)) => bed.remove(&*kick),
                     Some(Waker::Stream(socket)) => bed.remove(&*socket),
+                    // It went with the queue, or goes with it.
+                    Some(Waker::Fabric(_)) => {}
                     None => {}
                 }
             }
@@ -271,7 +275,10 @@ impl Worker {
                 disks.with(id, mailbox, |disk, tools| disk.resume(image, tools));
             }
             DiskCommand::Connected(connected) => {
-                bed.add_stream(&*connected.wire.socket(), Token::Link(id));
+                match &connected.line {
+                    Line::Wire(wire) => bed.add_stream(&*wire.socket(), Token::Link(id)),
+                    Line::Rma(rma) => bed.add(&**rma, Token::Link(id)),
+                }
                 disks.with(id, mailbox, |disk, tools| disk.connected(*connected, tools));
             }
             DiskCommand::CheckLink => {

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
+mod fabrics;
 mod faults;
 mod fence;
 mod places;

@@ -65,7 +65,14 @@ impl Client {
         self.say(&ToStore::Hello { version: 1, client: name.to_owned() });
         assert!(matches!(self.hear(), Some(ToClient::Welcome { version: 1, .. })));
         let (image, session) = ("disk".parse().unwrap(), Session(99));
-        self.say(&ToStore::Open { image, write, session, fence, in_place: false });
+        self.say(&ToStore::Open {
+            image,
+            write,
+            session,
+            fence,
+            in_place: false,
+            fabrics: Vec::new(),
+        });
         let answer = self.hear();
         (self, answer)
     }

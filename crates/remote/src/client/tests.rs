@@ -13,6 +13,7 @@ fn opened(handle: u32, requests: u16, bytes: u32) -> Opened {
         bytes,
         discard: true,
         place: None,
+        fabric: None,
     }
 }
 

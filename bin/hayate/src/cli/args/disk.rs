@@ -156,7 +156,8 @@ pub(crate) struct ImageMount {
     pub(crate) log: Option<String>,
 }
 
-const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+const TRANSPORTS: [Transport; 4] =
+    [Transport::Auto, Transport::Shm, Transport::Libfabric, Transport::Tcp];
 const FORMATS: [ImageFormat; 2] = [ImageFormat::Raw, ImageFormat::Qcow2];
 
 #[derive(Debug, Args)]
@@ -274,8 +275,8 @@ pub(crate) struct DiskAdd {
     /// Worker that serves it, by number [default: the one with the most room]
     #[arg(long, value_name = "N")]
     pub(crate) worker: Option<u16>,
-    /// How bytes come from a store and go there: shm (it is on this host, and has the guest's memory itself), tcp,
-    /// or auto, the best there is [default: auto]
+    /// How bytes come from a store and go there: shm (it is on this host, and has the guest's memory itself),
+    /// libfabric (it reaches that memory over a fabric), tcp, or auto, the best there is [default: auto]
     #[arg(long, value_parser = words(TRANSPORTS, Transport::as_str))]
     pub(crate) transport: Option<Transport>,
     /// How long the guest waits for a store that is away before its requests fail, in seconds
