@@ -81,7 +81,7 @@ pub struct Options {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "hayate,qsd,fio,null,store-shm,store-tcp,qsd-nbd"
+        default_value = "hayate,qsd,fio,null,store-shm,store-libfabric,store-tcp,qsd-nbd"
     )]
     pub disk_systems: Vec<disk::System>,
     /// Where the images of disks are

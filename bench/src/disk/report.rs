@@ -293,8 +293,13 @@ struct Promise {
     bound: Bound,
 }
 
+/// What is promised of images in a store: 4 KiB at random, and 1 MiB.
+fn asked(_: &Cell, job: &Job) -> bool {
+    job.access.random() || job.block == 1 << 20
+}
+
 /// Those about requests.
-const PROMISES: [Promise; 6] = [
+const PROMISES: [Promise; 7] = [
     Promise {
         text: "4 KiB random read, QD 32: IOPS, of qemu-storage-daemon's",
         cells: |cell, job| {
@@ -332,19 +337,23 @@ const PROMISES: [Promise; 6] = [
     },
     Promise {
         text: "store by shm: IOPS, of qemu-storage-daemon's with nbdkit",
-        cells: |_, job| {
-            job.depth != 1 || matches!(job.access, Access::RandomRead | Access::RandomWrite)
-        },
+        cells: asked,
         own: System::StoreShm,
         other: System::QsdNbd,
         value: RATE,
         bound: Bound::AtLeast(2.5),
     },
     Promise {
+        text: "store by libfabric: IOPS, of qemu-storage-daemon's with nbdkit",
+        cells: asked,
+        own: System::StoreLibfabric,
+        other: System::QsdNbd,
+        value: RATE,
+        bound: Bound::AtLeast(1.5),
+    },
+    Promise {
         text: "store by tcp: IOPS, of qemu-storage-daemon's with nbdkit",
-        cells: |_, job| {
-            job.depth != 1 || matches!(job.access, Access::RandomRead | Access::RandomWrite)
-        },
+        cells: asked,
         own: System::StoreTcp,
         other: System::QsdNbd,
         value: RATE,
@@ -473,7 +482,9 @@ pub(crate) fn draw(disks: &Disks) -> Vec<Figure> {
 
 fn color(system: System) -> RGBColor {
     match system {
-        System::Hayate | System::StoreShm | System::StoreTcp => RGBColor(0xd5, 0x5e, 0x00),
+        System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
+            RGBColor(0xd5, 0x5e, 0x00)
+        }
         System::Qsd => RGBColor(0x00, 0x72, 0xb2),
         System::Fio => RGBColor(0x00, 0x9e, 0x73),
         System::Null | System::QsdNbd => RGBColor(0x99, 0x99, 0x99),

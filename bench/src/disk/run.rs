@@ -198,6 +198,10 @@ impl<'a> Run<'a> {
             return Ok(self.beside(|| watch.fio(job, file, place.switch)));
         }
         let key = (system, images.medium());
+        if cell.remote {
+            // One disk writes an image: those that have the file open by a store make way.
+            rigs.retain(|there, _| *there == key || !there.0.takes_part(cell));
+        }
         if let Some(Ok(there)) = rigs.get_mut(&key)
             && !there.alive()
         {
@@ -243,6 +247,9 @@ impl<'a> Run<'a> {
             }
             System::StoreShm => checked(sut::hayate_store(images, "shm", cpu).map_err(text)?),
             System::StoreTcp => checked(sut::hayate_store(images, "tcp", cpu).map_err(text)?),
+            System::StoreLibfabric => {
+                checked(sut::hayate_store(images, "libfabric", cpu).map_err(text)?)
+            }
             System::QsdNbd => checked(sut::qsd_nbd(images, cpu).map_err(text)?),
             System::Null => sut::qsd(Served::Null(images.size()), Aio::Threads, cpu).map_err(text),
             System::Fio => Err("it is no back end".to_owned()),

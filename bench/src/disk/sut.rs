@@ -41,6 +41,8 @@ pub enum System {
     Null,
     /// hayate, and its store, which has the guest's memory itself
     StoreShm,
+    /// hayate, and its store, which reaches the guest's memory by libfabric's provider tcp
+    StoreLibfabric,
     /// hayate, and its store by TCP
     StoreTcp,
     /// qemu-storage-daemon, and nbdkit by TCP
@@ -57,6 +59,7 @@ impl System {
             System::Fio => "fio io_uring, bare file",
             System::Null => "qemu-storage-daemon, null",
             System::StoreShm => "hayate, store by shm",
+            System::StoreLibfabric => "hayate, store by libfabric (tcp)",
             System::StoreTcp => "hayate, store by tcp",
             System::QsdNbd => "qemu-storage-daemon, nbdkit by tcp",
         }
@@ -67,6 +70,7 @@ impl System {
     pub fn packages(self) -> &'static [&'static str] {
         match self {
             System::Hayate | System::StoreShm | System::StoreTcp => &[],
+            System::StoreLibfabric => &["libfabric1"],
             System::QsdNbd => &["qemu-system-common", "nbdkit"],
             System::Qsd | System::Null => &["qemu-system-common"],
             System::Fio => &["fio"],
@@ -80,7 +84,9 @@ impl System {
             System::Hayate | System::Qsd => !cell.remote,
             System::Fio => cell.job.is_some() && !cell.remote,
             System::Null => cell.job.is_some() && cell.medium == Medium::Tmpfs && !cell.remote,
-            System::StoreShm | System::StoreTcp | System::QsdNbd => cell.remote,
+            System::StoreShm | System::StoreLibfabric | System::StoreTcp | System::QsdNbd => {
+                cell.remote
+            }
         }
     }
 
@@ -88,7 +94,7 @@ impl System {
     #[must_use]
     pub fn version(self) -> String {
         match self {
-            System::Hayate | System::StoreShm | System::StoreTcp => {
+            System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
                 env!("CARGO_PKG_VERSION").to_owned()
             }
             other => {

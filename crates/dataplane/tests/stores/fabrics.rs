@@ -5,14 +5,19 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane::store_control::Transport;
+use dataplane::store_control::{ToClient, Transport};
 use dataplane::{HostError, StoreError, StoreTarget};
+use fabric::{Depth, Endpoint, Fabric, Kind, Registration, Remote, Rights};
+use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
+use remote::frame::{self, Item};
+use remote::{Buffer, Operation, Status};
 use testkit::block::{BlockDriver, Layout, Options, Request, SECTOR, Writer, status};
 
 use crate::common::plane::Plane;
 use crate::common::wait;
 use crate::relay::{Relay, State};
 use crate::rig::{SIZE, Store, add, away, connect, connections, target};
+use crate::strangers::{Client, ask};
 
 fn far(address: std::net::SocketAddr, session: u128) -> StoreTarget {
     StoreTarget { transport: Transport::Libfabric, ..target(address, session) }
@@ -192,4 +197,153 @@ fn guests_come_and_go() {
     }
     drop(guest);
     assert_eq!(plane.host.disk_status(id).unwrap().size, SIZE);
+}
+
+/// A client by hand.
+struct Hand {
+    endpoint: Endpoint<bool>,
+    fabric: Fabric,
+    /// Messages, and what is to be read and written.
+    memory: Arc<GuestMemory>,
+    own: Registration,
+    handle: u32,
+    _first: Client,
+}
+
+/// Where in its memory.
+const SENT: u64 = 0;
+const RECEIVED: u64 = 4096;
+const DATA: u64 = 8192;
+
+impl Hand {
+    /// Opens the image; `greet` makes what is said at the fabric of what was to be said.
+    fn open(store: &Store, greet: impl Fn(u128) -> u128) -> Hand {
+        let (first, answer) = Client::new(store).open_by("hand", (true, false), &["tcp"]);
+        let Some(ToClient::Opened(opened)) = answer else { panic!("{answer:?}") };
+        let at = opened.fabric.unwrap();
+        assert_eq!(at.provider, "tcp");
+        let fabric = Fabric::open(Kind::Tcp, at.address.ip()).unwrap();
+        let file = RegionFile::from(sys::memfd("hand", 1 << 16, false).unwrap());
+        let spec = RegionSpec { guest_addr: 0, size: 1 << 16, user_addr: 0, mmap_offset: 0 };
+        let memory = Arc::new(GuestMemory::map(&[(spec, file)]).unwrap());
+        let own = fabric.register(&memory, Rights::Local).unwrap();
+        let greeting = greet(at.place.0).to_be_bytes();
+        let mut endpoint = fabric.connect(at.address, &greeting, Depth::default()).unwrap();
+        endpoint.receive(own.at(RECEIVED, 4096).unwrap(), true).unwrap();
+        Hand { endpoint, fabric, memory, own, handle: opened.handle, _first: first }
+    }
+
+    fn share(&self) -> Registration {
+        self.fabric.register(&self.memory, Rights::RemoteReadWrite).unwrap()
+    }
+
+    fn segments(&self, at: u64, len: u32) -> Segments {
+        Segments::of(&self.memory, std::iter::once(self.memory.slice(at, len).unwrap())).unwrap()
+    }
+
+    fn say(&mut self, bytes: &[u8]) {
+        self.segments(SENT, bytes.len() as u32).copy_from(bytes);
+        let local = self.own.at(SENT, bytes.len() as u32).unwrap();
+        let _ = self.endpoint.send(local, false);
+    }
+
+    /// The next answer; `None`: it was hung up on.
+    fn hear(&mut self) -> Option<Status> {
+        let begin = Instant::now();
+        loop {
+            self.endpoint.poll();
+            while let Some(ended) = self.endpoint.ended() {
+                let Ok(len) = ended.result else { continue };
+                if !ended.owner {
+                    continue;
+                }
+                let mut bytes = vec![0; len as usize];
+                ended.local.segments().copy_to(&mut bytes);
+                self.endpoint.receive(self.own.at(RECEIVED, 4096).unwrap(), true).unwrap();
+                match frame::parse(&bytes).unwrap() {
+                    Some((Item::Reply { status, data: 0, .. }, _)) => return Some(status),
+                    other => panic!("{other:?}"),
+                }
+            }
+            if matches!(self.endpoint.state(), fabric::State::Ended(_)) {
+                return None;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "nothing comes");
+        }
+    }
+
+    fn ask(&mut self, operation: Operation, offset: u64, buffers: &[Remote]) -> Option<Status> {
+        let one = |&Remote { address, key, length }: &Remote| Buffer { address, key, length };
+        let length = buffers.iter().map(|one| one.length).sum();
+        let buffers = buffers.iter().map(one).collect();
+        let request = remote::Request { buffers, ..ask(operation, self.handle, offset, length) };
+        let mut bytes = Vec::new();
+        frame::request(&mut bytes, 1, &request);
+        self.say(&bytes);
+        self.hear()
+    }
+}
+
+/// A store reaches what it is told while that is registered, and nothing else; whoever tells it something
+/// wrong harms nobody else.
+#[test]
+fn memory_that_is_not_there_is_not_reached() {
+    if missing() {
+        return;
+    }
+    let (store, plane) = (Store::new(false), Plane::new());
+    let other = Store::new(false);
+    add(&plane, "disk", far(other.address, 1)).unwrap();
+    let mut guest = connect(&plane, "disk", false);
+
+    let mut hand = Hand::open(&store, |place| place);
+    let shared = hand.share();
+    let data = shared.remote(&hand.segments(DATA, 512)).unwrap();
+    hand.segments(DATA, 512).copy_from(&[7; 512]);
+    assert_eq!(hand.ask(Operation::Write, 0, &data), Some(Status::Ok));
+    hand.segments(DATA, 512).copy_from(&[0; 512]);
+    assert_eq!(hand.ask(Operation::Read, 0, &data), Some(Status::Ok));
+    let mut read = [0; 512];
+    hand.segments(DATA, 512).copy_to(&mut read);
+    assert_eq!(read, [7; 512]);
+    assert_eq!(hand.ask(Operation::Read, SIZE, &data), Some(Status::OutOfRange));
+    hand.handle += 1;
+    assert_eq!(hand.ask(Operation::Write, 0, &data), Some(Status::WrongHandle));
+    hand.handle -= 1;
+    // A key that was good a moment ago; one that never was; and memory beyond what is registered.
+    let beyond = [Remote { address: data[0].address + (1 << 40), ..data[0] }];
+    let never = [Remote { key: !data[0].key, ..data[0] }];
+    drop(shared);
+    for wrong in [&data[..], &never, &beyond] {
+        let mut hand = Hand::open(&store, |place| place);
+        hand.segments(DATA, 512).copy_from(&[9; 512]);
+        for operation in [Operation::Write, Operation::Read] {
+            // A provider may end the connection for it.
+            let answer = hand.ask(operation, 0, wrong);
+            assert!(matches!(answer, None | Some(Status::Unreachable)), "{answer:?}");
+        }
+        hand.segments(DATA, 512).copy_to(&mut read);
+        assert_eq!(read, [9; 512]);
+    }
+    // The wrong number of bytes, none at all, and what is no request.
+    for bytes in [&data[..0], &[data[0], data[0]]] {
+        let mut hand = Hand::open(&store, |place| place);
+        let buffers = bytes.iter().map(|one| Buffer { address: one.address, key: 1, length: 512 });
+        let request = ask(Operation::Read, hand.handle, 0, 512);
+        let request = remote::Request { buffers: buffers.collect(), ..request };
+        let mut frame = Vec::new();
+        frame::request(&mut frame, 1, &request);
+        hand.say(&frame);
+        assert_eq!(hand.hear(), None);
+    }
+    let mut hand = Hand::open(&store, |place| place);
+    hand.say(&[0xa5; 100]);
+    assert_eq!(hand.hear(), None);
+    // Who does not know the secret is not let in.
+    assert_eq!(Hand::open(&store, |place| place ^ 1).hear(), None);
+
+    let mut there = [0; 512];
+    store.shelf.file.read_exact_at(&mut there, 0).unwrap();
+    assert_eq!(there, [7; 512]);
+    assert_eq!(guest.run(&Request::write(0, &[1; 512])).unwrap().status, Some(status::OK));
 }

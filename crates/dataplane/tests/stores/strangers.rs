@@ -13,13 +13,13 @@ use crate::common::wait;
 use crate::rig::{SIZE, Store, add, away, connect, connections, target};
 
 /// A client by hand.
-struct Client {
+pub(crate) struct Client {
     stream: TcpStream,
     arrived: Vec<u8>,
 }
 
 impl Client {
-    fn new(store: &Store) -> Client {
+    pub(crate) fn new(store: &Store) -> Client {
         Client { stream: TcpStream::connect(store.address).unwrap(), arrived: Vec::new() }
     }
 
@@ -61,18 +61,22 @@ impl Client {
     }
 
     /// Says who it is and asks for the image; what the store answers.
-    fn try_open(mut self, name: &str, write: bool, fence: bool) -> (Client, Option<ToClient>) {
+    fn try_open(self, name: &str, write: bool, fence: bool) -> (Client, Option<ToClient>) {
+        self.open_by(name, (write, fence), &[])
+    }
+
+    /// The same by one of these fabrics.
+    pub(crate) fn open_by(
+        mut self,
+        name: &str,
+        (write, fence): (bool, bool),
+        fabrics: &[&str],
+    ) -> (Client, Option<ToClient>) {
+        let fabrics = fabrics.iter().map(|&name| name.to_owned()).collect();
         self.say(&ToStore::Hello { version: 1, client: name.to_owned() });
         assert!(matches!(self.hear(), Some(ToClient::Welcome { version: 1, .. })));
         let (image, session) = ("disk".parse().unwrap(), Session(99));
-        self.say(&ToStore::Open {
-            image,
-            write,
-            session,
-            fence,
-            in_place: false,
-            fabrics: Vec::new(),
-        });
+        self.say(&ToStore::Open { image, write, session, fence, in_place: false, fabrics });
         let answer = self.hear();
         (self, answer)
     }
@@ -92,7 +96,7 @@ impl Client {
     }
 }
 
-fn ask(operation: Operation, handle: u32, offset: u64, length: u64) -> Request {
+pub(crate) fn ask(operation: Operation, handle: u32, offset: u64, length: u64) -> Request {
     let (stable, unmap, buffers) = (false, false, Vec::new());
     Request { operation, stable, unmap, handle, offset, length, buffers }
 }
