@@ -375,7 +375,9 @@ impl Device for DiskDevice {
     }
 
     fn disconnected(&mut self, why: &SessionEnd) {
-        self.disk.reach.clear();
+        if self.disk.reach.clear() {
+            self.command(DiskCommand::LeaveMemory);
+        }
         self.info(|info| info.disconnected(why));
     }
 }

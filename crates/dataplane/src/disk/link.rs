@@ -200,6 +200,15 @@ impl Link {
         was
     }
 
+    /// The guest is gone. A fabric may hold on to memory that was registered until the endpoint is closed, so
+    /// the next guest gets another one.
+    pub(super) fn leave_memory(&mut self) {
+        if matches!(self.line, Some(Line::Rma(_))) && self.disconnect() {
+            // Nobody listens any more if the disk is being removed.
+            let _ = self.ends.send("its guest has gone, and its memory with it".to_owned());
+        }
+    }
+
     /// Wants to be woken up for what comes. Returns whether there is something already.
     pub(super) fn arm(&mut self) -> bool {
         if let Some(Line::Rma(rma)) = &mut self.line {

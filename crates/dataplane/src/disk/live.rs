@@ -185,6 +185,13 @@ impl LiveDisk {
         self.with_link(tools, Link::fail);
     }
 
+    /// The guest is gone: a store reaches its memory no more.
+    pub(crate) fn leave_memory(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.leave_memory();
+        }
+    }
+
     /// The store may have answered.
     pub(crate) fn link_ready(&mut self) {
         if let Some(link) = &mut self.link {

@@ -93,6 +93,8 @@ pub(crate) enum DiskCommand {
     Connected(Box<Connected>),
     /// See whether the store is still there.
     CheckLink,
+    /// The guest is gone, and its memory is to be no longer reached.
+    LeaveMemory,
     /// The store was away for too long: what waits for it has failed, and what comes too, until
     /// there is a connection.
     FailLink,

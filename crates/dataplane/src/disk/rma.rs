@@ -281,10 +281,12 @@ impl Reach {
         if known.fabric.is_some() { known.registration(memory).map(|_| ()) } else { Ok(()) }
     }
 
-    /// The front end is gone.
-    pub(crate) fn clear(&self) {
+    /// The front end is gone. Whether memory of it was registered.
+    pub(crate) fn clear(&self) -> bool {
         let mut known = self.0.lock();
-        (known.memories, known.registered) = (Vec::new(), Vec::new());
+        known.memories.clear();
+        let registered = std::mem::take(&mut known.registered);
+        !registered.is_empty()
     }
 
     /// From now on the store is reached by this fabric; none: by none.

@@ -38,6 +38,8 @@ pub(super) struct Entry {
     front: Option<mpsc::UnboundedSender<Ask>>,
 }
 
+/// Characters of a guest's disk's name that are kept.
+const NAME: usize = 64;
 /// How long the store that serves a guest may take to say how it is.
 const STATUS: Duration = Duration::from_millis(300);
 
@@ -163,7 +165,9 @@ impl Host {
     /// Makes a disk for a guest of this machine whose front ends another process meets.
     pub(crate) fn serve_guest(&self, offer: Offer, guest: &Guest) -> Result<Resident, HostError> {
         let Guest { disk, queues, features_off, writethrough } = guest;
-        let (name, disk) = (offer.name.clone(), disk.clone());
+        // It goes into logs.
+        let disk = disk.chars().filter(|c| !c.is_control()).take(NAME).collect();
+        let name = offer.name.clone();
         let (queues, features_off) = (*queues, *features_off);
         let spec = DiskSpec { name: disk, queues, features_off, ..offer.spec() };
         let workers = &self.0.workers;

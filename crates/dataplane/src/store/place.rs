@@ -99,6 +99,8 @@ impl Front {
                 Ok(endpoint) => endpoint,
                 Err(error) => {
                     tracing::error!(disk = %self.disk.name, "cannot serve: {error}");
+                    // It is tried again at the next place, which is not so soon.
+                    sleep(SECOND).await;
                     let _ = self.ends.send(error.to_string());
                     continue;
                 }

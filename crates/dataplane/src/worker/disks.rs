@@ -281,6 +281,9 @@ impl Worker {
                 }
                 disks.with(id, mailbox, |disk, tools| disk.connected(*connected, tools));
             }
+            DiskCommand::LeaveMemory => {
+                disks.with(id, mailbox, |disk, _| disk.leave_memory());
+            }
             DiskCommand::CheckLink => {
                 disks.with(id, mailbox, LiveDisk::check_link);
             }

@@ -176,6 +176,7 @@ fn guests_come_and_go() {
     let relay = Relay::new(store.address);
     let id = add(&plane, "disk", far(relay.address, 1)).unwrap();
     for round in 0..10u8 {
+        let before = connections(&plane.host, id);
         let mut guest = connect(&plane, "disk", round % 2 == 0);
         let done = guest.run(&Request::write(u64::from(round), &[round; 512])).unwrap();
         assert_eq!(done.status, Some(status::OK));
@@ -189,6 +190,9 @@ fn guests_come_and_go() {
             wait(|| "the store is away".into(), || away(&plane.host, id).is_some());
             relay.set(State::Open);
         }
+        drop(guest);
+        // A connection that has reached its memory is not gone on with.
+        wait(|| "its memory is left".into(), || connections(&plane.host, id) > before);
     }
     let mut guest = connect(&plane, "disk", false);
     for round in 0..10u8 {
