@@ -300,6 +300,20 @@ fn ends(format: &str, packed: bool, rounds: u64, tls: bool, transport: &'static 
     checker.stop();
 }
 
+/// A disk can be removed, and others go on, while the store that serves its guest does nothing.
+#[test]
+fn a_neighbour_that_hangs_is_left() {
+    let hosts = Hosts { transport: "shm", ..Hosts::new("raw", false) };
+    let (store, daemon) = (hosts.store(), hosts.daemon_with_disk());
+    let mut writer = guest(&hosts.run_dir(), false);
+    write_more(&mut writer, 100);
+    signal(store.0.id(), Signal::STOP);
+    daemon.ok("disk show disk");
+    daemon.ok("disk del disk");
+    signal(store.0.id(), Signal::CONT);
+    daemon.stop();
+}
+
 /// The cable is pulled for a moment, and for longer than anybody waits for an answer; with
 /// `HAYATE_LONG` in the environment for half a minute and five minutes, too.
 #[test]

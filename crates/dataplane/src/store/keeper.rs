@@ -45,7 +45,14 @@ const CHECK: Duration = Duration::from_secs(1);
 pub(crate) async fn open(target: &StoreTarget, wish: Option<&Wish>) -> Result<Reached, StoreError> {
     let mut error = StoreError::NoAddress;
     for address in &target.addresses {
-        match open_at(target, address, wish).await {
+        let mut opened = open_at(target, address, wish, true).await;
+        if let (Err(StoreError::NoFabric { why, .. }), Transport::Auto) =
+            (&opened, target.transport)
+        {
+            tracing::warn!(address, "served over TCP: {why}");
+            opened = open_at(target, address, wish, false).await;
+        }
+        match opened {
             Ok(reached) => return Ok(reached),
             Err(why) => error = why,
         }
@@ -101,10 +108,12 @@ impl Reached {
     }
 }
 
+/// `fabric`: one may be used.
 async fn open_at(
     target: &StoreTarget,
     address: &str,
     wish: Option<&Wish>,
+    fabric: bool,
 ) -> Result<Reached, StoreError> {
     let unreachable =
         |source: io::Error| StoreError::Connect { address: address.to_owned(), source };
@@ -145,6 +154,7 @@ async fn open_at(
     };
     let fabrics = match near {
         Some(_) => Vec::new(),
+        None if !fabric => Vec::new(),
         None => match fabrics_of(target, talk.local().map_err(unreachable)?.ip()).await {
             Ok(fabrics) => fabrics,
             Err(why) if target.transport == Transport::Libfabric => {

@@ -187,9 +187,13 @@ impl Post {
         self.descriptors.pop_front()
     }
 
-    /// Says nothing more, and waits until the other side has closed.
+    /// Says nothing more, and waits until the other side has closed, or for as long as it is waited for.
     pub(super) async fn close(mut self) {
         let shut = rustix::net::shutdown(self.stream.as_fd(), rustix::net::Shutdown::Write);
-        while shut.is_ok() && self.hear::<serde::de::IgnoredAny>().await.is_ok() {}
+        let closed =
+            async { while shut.is_ok() && self.hear::<serde::de::IgnoredAny>().await.is_ok() {} };
+        if timeout(PATIENCE, closed).await.is_err() {
+            tracing::warn!("a store does not let go of a guest of this host");
+        }
     }
 }

@@ -1,19 +1,31 @@
 //! What is written is read, and is what the store's file has.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 
+use dataplane::StoreTarget;
 use testkit::block::{BlockDriver, Options, Request, SECTOR, Writer, status};
 
 use crate::common::plane::Plane;
 use crate::rig::{SIZE, Store, add, connect, target};
 
-/// Everything a guest can ask for, in small and in pieces longer than one request to the store.
+/// How a disk has its image.
+pub(crate) type Way = fn(SocketAddr, u128) -> StoreTarget;
+
 #[test]
 fn a_store_keeps_what_it_is_given() {
+    keeps(target);
+}
+
+/// Everything a guest can ask for, in small and in pieces longer than one request to the store.
+pub(crate) fn keeps(way: Way) {
     for direct in [false, true] {
         let (store, plane) = (Store::new(direct), Plane::new());
-        let id = add(&plane, "disk", target(store.address, 1)).unwrap();
-        assert_eq!(plane.host.disk_status(id).unwrap().size, SIZE);
+        let wanted = way(store.address, 1);
+        let transport = wanted.transport;
+        let id = add(&plane, "disk", wanted).unwrap();
+        let seen = plane.host.disk_status(id).unwrap();
+        assert_eq!((seen.size, seen.store.unwrap().transport), (SIZE, transport));
         let options = Options { size: 8, data: 3 << 20, ..Options::new(direct) };
         let mut guest = BlockDriver::connect(plane.socket("disk"), &options).unwrap();
         let mut run = |request: &Request| {
@@ -39,12 +51,16 @@ fn a_store_keeps_what_it_is_given() {
     }
 }
 
-/// Many requests at once, of all queues, checked by who wrote them.
 #[test]
 fn a_busy_guest_finds_what_it_wrote() {
+    finds(target);
+}
+
+/// Many requests at once, checked by who wrote them.
+pub(crate) fn finds(way: Way) {
     for packed in [false, true] {
         let (store, plane) = (Store::new(!packed), Plane::new());
-        let id = add(&plane, "disk", target(store.address, 1)).unwrap();
+        let id = add(&plane, "disk", way(store.address, 1)).unwrap();
         let guest = connect(&plane, "disk", packed);
         let mut writer = Writer::new(guest, 2048, 32, 7).unwrap();
         while writer.ended()[0] < 5000 {

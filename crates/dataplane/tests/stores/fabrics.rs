@@ -11,10 +11,12 @@ use fabric::{Depth, Endpoint, Fabric, Kind, Registration, Remote, Rights};
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use remote::frame::{self, Item};
 use remote::{Buffer, Operation, Status};
-use testkit::block::{BlockDriver, Layout, Options, Request, SECTOR, Writer, status};
+use testkit::block::{BlockDriver, Layout, Options, Request, Writer, status};
 
 use crate::common::plane::Plane;
 use crate::common::wait;
+use crate::data;
+use crate::faults::write_more;
 use crate::relay::{Relay, State};
 use crate::rig::{SIZE, Store, add, away, connect, connections, target};
 use crate::strangers::{Client, ask};
@@ -35,45 +37,17 @@ fn missing() -> bool {
     missing
 }
 
-/// Goes on writing until so many more writes have ended.
-fn write_more(writer: &mut Writer, more: u64) {
-    let wanted = writer.ended()[0] + more;
-    while writer.ended()[0] < wanted {
-        writer.step().unwrap();
+#[test]
+fn a_store_keeps_what_it_fetches() {
+    if !missing() {
+        data::keeps(far);
     }
 }
 
-/// Everything a guest can ask for, in small and in pieces longer than one request to the store.
 #[test]
-fn a_store_keeps_what_it_fetches() {
-    if missing() {
-        return;
-    }
-    for direct in [false, true] {
-        let (store, plane) = (Store::new(direct), Plane::new());
-        let id = add(&plane, "disk", far(store.address, 1)).unwrap();
-        let status_of = plane.host.disk_status(id).unwrap();
-        assert_eq!(status_of.store.unwrap().transport, Transport::Libfabric);
-        let options = Options { size: 8, data: 3 << 20, ..Options::new(direct) };
-        let mut guest = BlockDriver::connect(plane.socket("disk"), &options).unwrap();
-        let mut run = |request: &Request| {
-            let done = guest.run(request).unwrap();
-            assert_eq!(done.status, Some(status::OK));
-            done.data
-        };
-        let long: Vec<u8> = (0..(5 << 20) / 2).map(|at: u32| (at / 512) as u8 | 1).collect();
-        run(&Request::write(16, &long));
-        assert_eq!(run(&Request::read(16, long.len() as u32)), long);
-        run(&Request::flush());
-        let mut there = vec![0; long.len()];
-        store.shelf.file.read_exact_at(&mut there, 16 * SECTOR).unwrap();
-        assert_eq!(there, long);
-        run(&Request::write_zeroes(24, 8, true));
-        run(&Request::discard(32, 8));
-        assert_eq!(run(&Request::read(24, 8 * SECTOR as u32)), vec![0; 4096]);
-        drop(guest);
-        plane.run(plane.host.remove_disk(id)).unwrap();
-        wait(|| "nobody has it open".into(), || store.shelf.writers() == 0);
+fn a_busy_guest_finds_what_it_wrote() {
+    if !missing() {
+        data::finds(far);
     }
 }
 
@@ -97,25 +71,6 @@ fn memory_may_be_in_many_pieces() {
         if direction == 1 {
             assert_eq!(done.data, data);
         }
-    }
-}
-
-/// Many requests at once, of all queues, checked by who wrote them.
-#[test]
-fn a_busy_guest_finds_what_it_wrote() {
-    if missing() {
-        return;
-    }
-    for packed in [false, true] {
-        let (store, plane) = (Store::new(!packed), Plane::new());
-        let id = add(&plane, "disk", far(store.address, 1)).unwrap();
-        let guest = connect(&plane, "disk", packed);
-        let mut writer = Writer::new(guest, 2048, 32, 7).unwrap();
-        write_more(&mut writer, 5000);
-        writer.settle().unwrap();
-        drop(writer);
-        plane.run(plane.host.remove_disk(id)).unwrap();
-        wait(|| "nobody has it open".into(), || store.shelf.writers() == 0);
     }
 }
 

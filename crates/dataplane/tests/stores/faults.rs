@@ -20,7 +20,7 @@ fn write(writer: &mut Writer, long: Duration) {
 }
 
 /// Goes on writing until so many more writes have ended.
-fn write_more(writer: &mut Writer, more: u64) {
+pub(crate) fn write_more(writer: &mut Writer, more: u64) {
     let wanted = writer.ended()[0] + more;
     while writer.ended()[0] < wanted {
         writer.step().unwrap();
