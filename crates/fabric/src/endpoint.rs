@@ -19,6 +19,7 @@ use crate::fabric::{Domain, Info};
 use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
 use crate::listener::Events;
 use crate::memory::{Kept, Local, Remote};
+use crate::work::{Ended, Operation, Work, post};
 
 /// Most completions taken from the library at once.
 const BATCH: usize = 32;
@@ -47,50 +48,6 @@ pub enum State {
     Connected,
     /// The peer has gone, or is not there; nothing moves any more.
     Ended(Error),
-}
-
-/// An operation that has ended.
-#[derive(Debug)]
-pub struct Ended<T> {
-    /// Whose it was.
-    pub owner: T,
-    /// The memory it was about.
-    pub local: Local,
-    /// How many bytes were moved. After an error any part of them may have been.
-    pub result: Result<u64, Error>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
-    Send,
-    Receive,
-    Write,
-    Read,
-}
-
-impl Operation {
-    fn name(self) -> &'static str {
-        match self {
-            Operation::Send => "send",
-            Operation::Receive => "receive",
-            Operation::Write => "remote write",
-            Operation::Read => "remote read",
-        }
-    }
-}
-
-/// An operation that has not ended.
-struct Work<T> {
-    operation: Operation,
-    local: Local,
-    remote: Vec<Remote>,
-    owner: T,
-    cursor: Cursor,
-    /// Everything was handed to the provider, or what was not never will be.
-    begun: bool,
-    /// Parts that the provider has.
-    parts: u32,
-    result: Result<u64, Error>,
 }
 
 /// One direction: which contexts are free, and which operations wait for one.
@@ -543,73 +500,6 @@ impl<T> Endpoint<T> {
             self.ended.push_back(work.into_ended());
         }
         self.free.clear();
-    }
-}
-
-impl<T> Work<T> {
-    /// It ends with this, when the provider is done with it.
-    fn fail(&mut self, error: Error) {
-        self.begun = true;
-        if self.result.is_ok() {
-            self.result = Err(error);
-        }
-    }
-
-    fn into_ended(self) -> Ended<T> {
-        let whole = self.local.len();
-        let result = match self.operation {
-            Operation::Receive => self.result,
-            Operation::Send | Operation::Write | Operation::Read => self.result.map(|_| whole),
-        };
-        Ended { owner: self.owner, local: self.local, result }
-    }
-}
-
-/// Hands the provider the next part of an operation. What it returned, and where that part ends; `None`:
-/// it is the last.
-fn post<T>(
-    handle: &Handle<EndpointId>,
-    work: &Work<T>,
-    context: &Context,
-    limits: Limits,
-    part: &mut Part,
-) -> (c_int, Option<Cursor>) {
-    let (ep, context) = (handle.get(), context.address());
-    let (pieces, descs) = (work.local.pieces(), work.local.descs());
-    let whole = pieces.len();
-    match work.operation {
-        Operation::Send | Operation::Receive => {
-            let (pieces, descs) = (pieces.as_ptr(), descs.as_ptr().cast_mut());
-            // SAFETY: the pieces are mapped and registered as long as the work lives, which is until the
-            // provider has given the context back or the endpoint has been closed; the lists are only read,
-            // before the call returns. The context is in nobody else's use, and freed after the queue.
-            let posted = unsafe {
-                match work.operation {
-                    Operation::Send => ffi::shim_send(ep, pieces, descs, whole, context),
-                    _ => ffi::shim_recv(ep, pieces, descs, whole, context),
-                }
-            };
-            (posted, None)
-        }
-        Operation::Write | Operation::Read => {
-            let Some(next) = work.cursor.next(pieces, &work.remote, limits, part) else {
-                return (-ffi::EIO, None);
-            };
-            let Some(descs) = descs.get(part.first..) else { return (-ffi::EIO, None) };
-            let (local, descs) = (part.local.as_ptr(), descs.as_ptr().cast_mut());
-            let (remote, count, remotes) =
-                (part.remote.as_ptr(), part.local.len(), part.remote.len());
-            // SAFETY: as above; `local` are parts of the pieces, as many as there are descriptors at least.
-            let posted = unsafe {
-                match work.operation {
-                    Operation::Write => {
-                        ffi::shim_rma_write(ep, local, descs, count, remote, remotes, context)
-                    }
-                    _ => ffi::shim_rma_read(ep, local, descs, count, remote, remotes, context),
-                }
-            };
-            (posted, (!next.is_behind(pieces)).then_some(next))
-        }
     }
 }
 

@@ -34,9 +34,11 @@ mod fabric;
 mod ffi;
 mod listener;
 mod memory;
+mod work;
 
-pub use endpoint::{Depth, Ended, Endpoint, State};
+pub use endpoint::{Depth, Endpoint, State};
 pub use error::Error;
 pub use fabric::{Fabric, Kind, MAX_GREETING, Place, Provider, providers, version};
 pub use listener::{Listener, Request};
 pub use memory::{Local, Registration, Remote, Rights};
+pub use work::Ended;
