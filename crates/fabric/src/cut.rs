@@ -15,6 +15,8 @@ pub(crate) struct Limits {
     pub(crate) remote: usize,
     /// Bytes, at least 1.
     pub(crate) bytes: u64,
+    /// Bytes of a message that it copies at once.
+    pub(crate) inject: u64,
 }
 
 /// How far a transfer has been cut.
@@ -137,7 +139,7 @@ mod tests {
 
     #[test]
     fn everything_is_moved_once() {
-        let limits = |local, remote, bytes| Limits { local, remote, bytes };
+        let limits = |local, remote, bytes| Limits { local, remote, bytes, inject: 0 };
         assert_eq!(check(&[4096], &[4096], limits(1, 1, 1 << 20)), 1);
         assert_eq!(check(&[4096, 512], &[512, 4096], limits(1, 1, 1 << 20)), 3);
         assert_eq!(check(&[4096, 512], &[512, 4096], limits(4, 4, 1 << 20)), 1);

@@ -19,10 +19,14 @@ use crate::fabric::{Domain, Info};
 use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
 use crate::listener::Events;
 use crate::memory::{Kept, Local, Remote};
-use crate::work::{Ended, Operation, Work, post};
+use crate::work::{Ended, Operation, Work, inject, post};
 
 /// Most completions taken from the library at once.
 const BATCH: usize = 32;
+/// Most batches before others have their turn: a peer may tell without end.
+const BATCHES: usize = 16;
+/// So many polls that find nothing have a look at the connection, too.
+const LOOK: u32 = 32;
 
 /// How many operations the provider is given at once; more wait in the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +86,10 @@ pub struct Endpoint<T> {
     works: Vec<Option<Work<T>>>,
     free: Vec<u32>,
     ended: VecDeque<Ended<T>>,
+    /// Numbers that came.
+    told: VecDeque<u32>,
+    /// Polls since something was found.
+    idle: u32,
     limits: Limits,
     part: Part,
     kept: Arc<Kept>,
@@ -132,10 +140,13 @@ impl<T> Endpoint<T> {
             works: Vec::new(),
             free: Vec::new(),
             ended: VecDeque::new(),
+            told: VecDeque::new(),
+            idle: 0,
             limits: Limits {
                 local: traits.pieces,
                 remote: traits.remote_pieces,
                 bytes: traits.most,
+                inject: traits.inject,
             },
             part: Part::default(),
             kept,
@@ -181,7 +192,8 @@ impl<T> Endpoint<T> {
     }
 
     /// Receives a message into this memory; its result is the length. Messages come in the order in which
-    /// they were sent, into memory in the order of these calls.
+    /// they were sent, into memory in the order of these calls. A result of 0: a [number](Endpoint::told) has
+    /// used it up.
     ///
     /// # Errors
     /// As [`Endpoint::send`].
@@ -196,6 +208,28 @@ impl<T> Endpoint<T> {
     /// The two have not as many bytes, or none; memory of another fabric.
     pub fn write(&mut self, local: Local, remote: Vec<Remote>, owner: T) -> Result<(), (Error, T)> {
         self.begin(Operation::Write, local, remote, owner)
+    }
+
+    /// Writes local memory to the peer's, and has it [told](Endpoint::told) this number when the bytes are
+    /// there. It has ended when the memory is no longer needed: whether it arrived only an answer says. The
+    /// peer must have a receive for each.
+    ///
+    /// # Errors
+    /// As [`Endpoint::write`]; the provider [cannot](crate::Fabric::delivers).
+    pub fn deliver(
+        &mut self,
+        local: Local,
+        remote: Vec<Remote>,
+        number: u32,
+        owner: T,
+    ) -> Result<(), (Error, T)> {
+        self.begin(Operation::Deliver(number), local, remote, owner)
+    }
+
+    /// The next number that came with what the peer [delivered](Endpoint::deliver), or with nothing: it is
+    /// the peer's word, like any message.
+    pub fn told(&mut self) -> Option<u32> {
+        self.told.pop_front()
     }
 
     /// Reads the peer's memory into local memory. Operations may overtake each other.
@@ -254,7 +288,10 @@ impl<T> Endpoint<T> {
                     ));
                 }
             }
-            Operation::Write | Operation::Read => {
+            Operation::Write | Operation::Deliver(_) | Operation::Read => {
+                if matches!(operation, Operation::Deliver(_)) && !self.domain.traits.numbers {
+                    return Err(Error::Argument("a number, which this provider cannot send"));
+                }
                 let total = remote.iter().try_fold(0u64, |sum, one| sum.checked_add(one.length));
                 if total != Some(local.len()) || remote.iter().any(|one| one.length == 0) {
                     return Err(Error::Argument("memory of different lengths on the two sides"));
@@ -266,8 +303,10 @@ impl<T> Endpoint<T> {
 
     /// Lets the provider go on, and takes from it what has happened. Nothing is waited for.
     pub fn poll(&mut self) {
-        // A peer that goes away is seen when nothing else is.
-        if !self.complete() || self.state == State::Connecting {
+        // A peer that goes away is seen when nothing else is for a while.
+        self.idle = if self.complete() { 0 } else { self.idle + 1 };
+        if self.state == State::Connecting || self.idle >= LOOK {
+            self.idle = 0;
             self.look_around();
         }
         self.post();
@@ -280,7 +319,9 @@ impl<T> Endpoint<T> {
 
     /// Whether there is nothing to do before the descriptor ([`AsFd`]) becomes readable.
     pub fn may_sleep(&mut self) -> bool {
-        if !self.ended.is_empty() {
+        self.look_around();
+        if !self.ended.is_empty() || !self.told.is_empty() || matches!(self.state, State::Ended(_))
+        {
             return false;
         }
         let (events, completions) = (self.events.handle.get(), self.completions.get());
@@ -299,7 +340,7 @@ impl<T> Endpoint<T> {
     /// Takes completions; whether there were some.
     fn complete(&mut self) -> bool {
         let mut any = false;
-        loop {
+        for _ in 0..BATCHES {
             let mut batch = [Completion::NONE; BATCH];
             // SAFETY: as many are stored as there is room for.
             let got = unsafe { ffi::shim_read(self.completions.get(), batch.as_mut_ptr(), BATCH) };
@@ -322,18 +363,35 @@ impl<T> Endpoint<T> {
                 return any;
             }
         }
+        any
     }
 
     fn succeed(&mut self, completion: &Completion) {
+        // One that comes with a message is of no use.
+        let told = completion.flags & (ffi::FLAG_NUMBER | ffi::FLAG_RECV) == ffi::FLAG_NUMBER;
+        if told {
+            self.told.push_back(completion.data as u32);
+            // The context is nobody's.
+            if !self.domain.traits.numbers_use_receives {
+                return;
+            }
+        }
         let Some(number) = self.give_back(completion.context) else { return };
         if let Some(work) = self.work(number)
             && work.operation == Operation::Receive
         {
             let count = completion.len as u64;
             // Anything else that uses up a receive was not agreed on.
-            let message = completion.flags & ffi::FLAG_RECV != 0 && count <= work.local.len();
+            let received = completion.flags & ffi::FLAG_RECV != 0;
+            let message = received && (1..=work.local.len()).contains(&count);
             let wrong = Error::of("receive", ffi::EIO);
-            work.result = if message { Ok(count) } else { Err(wrong) };
+            work.result = if told {
+                Ok(0)
+            } else if message {
+                Ok(count)
+            } else {
+                Err(wrong)
+            };
         }
         self.settle(number);
     }
@@ -374,7 +432,7 @@ impl<T> Endpoint<T> {
         work.parts = work.parts.checked_sub(1)?;
         let lane = match work.operation {
             Operation::Receive => &mut self.receives,
-            Operation::Send | Operation::Write | Operation::Read => &mut self.transmits,
+            _ => &mut self.transmits,
         };
         lane.free.push(slot as u32);
         Some(number)
@@ -453,6 +511,16 @@ impl<T> Endpoint<T> {
             lane.waiting.pop_front();
             return true;
         };
+        if let Some(injected) = inject(handle, work, self.limits) {
+            match injected {
+                Ok(true) => work.begun = true,
+                Ok(false) => return false,
+                Err(error) => work.fail(error),
+            }
+            lane.waiting.pop_front();
+            self.settle(number);
+            return true;
+        }
         let (posted, next) = post(handle, work, context, self.limits, &mut self.part);
         if posted == -ffi::EAGAIN {
             return false;

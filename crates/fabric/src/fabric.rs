@@ -218,6 +218,9 @@ impl Info {
             most: all.max_msg.clamp(1, 1 << 30),
             transmits: or(all.tx_size, 4096),
             receives: or(all.rx_size, 4096),
+            inject: all.inject_size,
+            numbers: all.number_size >= 4,
+            numbers_use_receives: all.number_receives != 0,
         }
     }
 
@@ -306,6 +309,12 @@ pub(crate) struct Traits {
     pub(crate) transmits: usize,
     /// Receives under way.
     pub(crate) receives: usize,
+    /// Bytes of a message that the provider copies at once.
+    pub(crate) inject: u64,
+    /// A number can come with what was written, and none before that.
+    pub(crate) numbers: bool,
+    /// Each uses up a receive.
+    pub(crate) numbers_use_receives: bool,
 }
 
 /// What registrations, listeners and endpoints are part of; closed after the last of them.
@@ -377,6 +386,12 @@ impl Fabric {
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.0.kind
+    }
+
+    /// Whether [`Endpoint::deliver`] can be used.
+    #[must_use]
+    pub fn delivers(&self) -> bool {
+        self.0.traits.numbers
     }
 
     /// The address it is at.

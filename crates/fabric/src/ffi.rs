@@ -56,18 +56,22 @@ pub(crate) struct RmaIoVec {
     pub(crate) key: u64,
 }
 
-/// `struct fi_cq_msg_entry`.
+/// `struct fi_cq_data_entry`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) context: *mut c_void,
     pub(crate) flags: u64,
     pub(crate) len: usize,
+    _buffer: *mut c_void,
+    pub(crate) data: u64,
 }
 
 impl Completion {
-    pub(crate) const NONE: Completion =
-        Completion { context: std::ptr::null_mut(), flags: 0, len: 0 };
+    pub(crate) const NONE: Completion = {
+        let nowhere = std::ptr::null_mut();
+        Completion { context: nowhere, flags: 0, len: 0, _buffer: nowhere, data: 0 }
+    };
 }
 
 /// `struct shim_info`.
@@ -87,6 +91,9 @@ pub(crate) struct Description {
     pub(crate) max_msg: u64,
     pub(crate) tx_size: u64,
     pub(crate) rx_size: u64,
+    pub(crate) number_size: u64,
+    pub(crate) number_receives: u64,
+    pub(crate) inject_size: u64,
 }
 
 /// Bytes that can come with a connection, at most.
@@ -138,6 +145,8 @@ pub(crate) const ENOKEY: c_int = 266;
 pub(crate) const EAVAIL: c_int = 259;
 /// `FI_RECV`: the completion is that of a receive.
 pub(crate) const FLAG_RECV: u64 = 1 << 10;
+/// `FI_REMOTE_CQ_DATA`: a number has come.
+pub(crate) const FLAG_NUMBER: u64 = 1 << 17;
 pub(crate) const MR_VIRT_ADDR: u64 = 1 << 4;
 pub(crate) const MR_PROV_KEY: u64 = 1 << 6;
 
@@ -206,6 +215,10 @@ shim! {
         ep: *mut EndpointId, iov: *const IoVec, desc: *mut *mut c_void, count: usize,
         remote: *const RmaIoVec, remotes: usize, context: *mut c_void
     );
+    pub(crate) fn shim_rma_deliver(
+        ep: *mut EndpointId, iov: *const IoVec, desc: *mut *mut c_void, count: usize,
+        remote: *const RmaIoVec, remotes: usize, context: *mut c_void, last: c_int, number: u64
+    );
     pub(crate) fn shim_rma_read(
         ep: *mut EndpointId, iov: *const IoVec, desc: *mut *mut c_void, count: usize,
         remote: *const RmaIoVec, remotes: usize, context: *mut c_void
@@ -214,6 +227,7 @@ shim! {
         ep: *mut EndpointId, iov: *const IoVec, desc: *mut *mut c_void, count: usize,
         context: *mut c_void
     );
+    pub(crate) fn shim_inject(ep: *mut EndpointId, bytes: *const IoVec);
     pub(crate) fn shim_recv(
         ep: *mut EndpointId, iov: *const IoVec, desc: *mut *mut c_void, count: usize,
         context: *mut c_void

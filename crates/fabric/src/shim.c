@@ -27,11 +27,12 @@
 _Static_assert(sizeof(struct iovec) == 16 && offsetof(struct iovec, iov_len) == 8, "iovec");
 _Static_assert(sizeof(struct fi_rma_iov) == 24 && offsetof(struct fi_rma_iov, len) == 8 &&
 	       offsetof(struct fi_rma_iov, key) == 16, "fi_rma_iov");
-_Static_assert(sizeof(struct fi_cq_msg_entry) == 24 && offsetof(struct fi_cq_msg_entry, flags) == 8 &&
-	       offsetof(struct fi_cq_msg_entry, len) == 16, "fi_cq_msg_entry");
+_Static_assert(sizeof(struct fi_cq_data_entry) == 40 && offsetof(struct fi_cq_data_entry, flags) == 8 &&
+	       offsetof(struct fi_cq_data_entry, len) == 16 && offsetof(struct fi_cq_data_entry, data) == 32,
+	       "fi_cq_data_entry");
 _Static_assert(sizeof(struct fi_context2) <= 64 && _Alignof(struct fi_context2) <= 8, "fi_context2");
 _Static_assert(FI_EIO == 5 && FI_EAGAIN == 11 && FI_ENODATA == 61 && FI_ENOKEY == 266 && FI_EAVAIL == 259, "errors");
-_Static_assert(FI_RECV == 1 << 10, "flags");
+_Static_assert(FI_RECV == 1 << 10 && FI_REMOTE_CQ_DATA == 1 << 17, "flags");
 _Static_assert(FI_MR_VIRT_ADDR == 1 << 4 && FI_MR_PROV_KEY == 1 << 6, "mr_mode");
 
 struct shim_info {
@@ -39,6 +40,10 @@ struct shim_info {
 	const void *source, *peer;
 	uint64_t source_len, peer_len;
 	uint64_t mr_mode, key_size, iov_limit, rma_iov_limit, max_msg, tx_size, rx_size;
+	/* bytes of a number that can come with a write, if writes arrive in order; whether it uses up a receive */
+	uint64_t number_size, number_receives;
+	/* bytes of a message that is copied at once */
+	uint64_t inject_size;
 };
 
 struct shim_event {
@@ -246,6 +251,10 @@ int shim_describe(const struct fi_info *info, struct shim_info *out)
 	out->max_msg = info->ep_attr->max_msg_size;
 	out->tx_size = info->tx_attr->size;
 	out->rx_size = info->rx_attr->size;
+	out->inject_size = info->tx_attr->inject_size;
+	if (info->tx_attr->msg_order & (FI_ORDER_WAW | FI_ORDER_RMA_WAW))
+		out->number_size = info->domain_attr->cq_data_size;
+	out->number_receives = !!((info->mode | info->rx_attr->mode) & FI_RX_CQ_DATA);
 	return 0;
 }
 
@@ -284,7 +293,7 @@ int shim_eq(struct fid_fabric *fabric, struct fid_eq **out, int *fd)
 
 int shim_cq(struct fid_domain *domain, size_t size, struct fid_cq **out, int *fd)
 {
-	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_MSG, .size = size, .wait_obj = FI_WAIT_FD };
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_DATA, .size = size, .wait_obj = FI_WAIT_FD };
 	int rc = fi_cq_open(domain, &attr, out, NULL);
 	if (rc)
 		return rc;
@@ -388,7 +397,7 @@ int shim_event(struct fid_eq *eq, struct shim_event *out)
 }
 
 /* How many completions were stored; 0: none. */
-int shim_read(struct fid_cq *cq, struct fi_cq_msg_entry *out, size_t count)
+int shim_read(struct fid_cq *cq, struct fi_cq_data_entry *out, size_t count)
 {
 	ssize_t rc = fi_cq_read(cq, out, count);
 	return rc == -FI_EAGAIN ? 0 : (int)rc;
@@ -464,6 +473,16 @@ int shim_rma_write(struct fid_ep *ep, const struct iovec *iov, void **desc, size
 	return (int)fi_writemsg(ep, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
+/* Complete when the bytes here are no longer needed. With the last part of them goes a number, which the peer gets
+ * when they are all there. */
+int shim_rma_deliver(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count,
+		     const struct fi_rma_iov *remote, size_t remotes, void *context, int last, uint64_t number)
+{
+	struct fi_msg_rma message = rma(iov, desc, count, remote, remotes, context);
+	message.data = number;
+	return (int)fi_writemsg(ep, &message, FI_COMPLETION | (last ? FI_REMOTE_CQ_DATA : 0));
+}
+
 int shim_rma_read(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count,
 		  const struct fi_rma_iov *remote, size_t remotes, void *context)
 {
@@ -486,6 +505,12 @@ int shim_send(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t co
 {
 	struct fi_msg message = msg(iov, desc, count, context);
 	return (int)fi_sendmsg(ep, &message, FI_COMPLETION);
+}
+
+/* The bytes are copied, and nothing completes. */
+int shim_inject(struct fid_ep *ep, const struct iovec *bytes)
+{
+	return (int)fi_inject(ep, bytes->iov_base, bytes->iov_len, FI_ADDR_UNSPEC);
 }
 
 int shim_recv(struct fid_ep *ep, const struct iovec *iov, void **desc, size_t count, void *context)

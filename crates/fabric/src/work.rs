@@ -26,6 +26,8 @@ pub(crate) enum Operation {
     Send,
     Receive,
     Write,
+    /// The peer is told this number when it is there.
+    Deliver(u32),
     Read,
 }
 
@@ -34,7 +36,7 @@ impl Operation {
         match self {
             Operation::Send => "send",
             Operation::Receive => "receive",
-            Operation::Write => "remote write",
+            Operation::Write | Operation::Deliver(_) => "remote write",
             Operation::Read => "remote read",
         }
     }
@@ -67,10 +69,28 @@ impl<T> Work<T> {
         let whole = self.local.len();
         let result = match self.operation {
             Operation::Receive => self.result,
-            Operation::Send | Operation::Write | Operation::Read => self.result.map(|_| whole),
+            _ => self.result.map(|_| whole),
         };
         Ended { owner: self.owner, local: self.local, result }
     }
+}
+
+/// Has the provider copy and send a message, if it is small enough for that; whether it could now.
+pub(crate) fn inject<T>(
+    handle: &Handle<EndpointId>,
+    work: &Work<T>,
+    limits: Limits,
+) -> Option<Result<bool, Error>> {
+    let [whole] = work.local.pieces() else { return None };
+    if work.operation != Operation::Send || whole.len as u64 > limits.inject {
+        return None;
+    }
+    // SAFETY: the piece is mapped as long as the work lives, and copied before the call returns.
+    let posted = unsafe { ffi::shim_inject(handle.get(), whole) };
+    Some(match posted {
+        posted if posted == -ffi::EAGAIN => Ok(false),
+        posted => Error::check("send", posted).map(|_| true),
+    })
 }
 
 /// Hands the provider the next part of an operation. What it returned, and where that part ends; `None`:
@@ -99,7 +119,7 @@ pub(crate) fn post<T>(
             };
             (posted, None)
         }
-        Operation::Write | Operation::Read => {
+        Operation::Write | Operation::Deliver(_) | Operation::Read => {
             let Some(next) = work.cursor.next(pieces, &work.remote, limits, part) else {
                 return (-ffi::EIO, None);
             };
@@ -107,16 +127,23 @@ pub(crate) fn post<T>(
             let (local, descs) = (part.local.as_ptr(), descs.as_ptr().cast_mut());
             let (remote, count, remotes) =
                 (part.remote.as_ptr(), part.local.len(), part.remote.len());
+            let next = (!next.is_behind(pieces)).then_some(next);
             // SAFETY: as above; `local` are parts of the pieces, as many as there are descriptors at least.
             let posted = unsafe {
                 match work.operation {
+                    Operation::Deliver(number) => {
+                        let (last, number) = (next.is_none().into(), number.into());
+                        ffi::shim_rma_deliver(
+                            ep, local, descs, count, remote, remotes, context, last, number,
+                        )
+                    }
                     Operation::Write => {
                         ffi::shim_rma_write(ep, local, descs, count, remote, remotes, context)
                     }
                     _ => ffi::shim_rma_read(ep, local, descs, count, remote, remotes, context),
                 }
             };
-            (posted, (!next.is_behind(pieces)).then_some(next))
+            (posted, next)
         }
     }
 }

@@ -152,6 +152,23 @@ impl<J> Client<J> {
         Ok(sent)
     }
 
+    /// The tag of the read under way whose lower half this is, for a store that tells only that when all the
+    /// bytes are there.
+    ///
+    /// # Errors
+    /// There is none: the connection ends.
+    pub fn delivered(&self, half: u32) -> Result<u64, &'static str> {
+        const WHOLE: u64 = 1 << 32;
+        let none = "bytes that were not asked for";
+        let last = self.next_tag.checked_sub(1).ok_or(none)?;
+        // Far fewer than that are under way.
+        let tag = last - last % WHOLE + u64::from(half);
+        let tag = if tag > last { tag.checked_sub(WHOLE).ok_or(none)? } else { tag };
+        let sent = self.sent.get(&tag);
+        let read = sent.is_some_and(|sent| sent.request.operation == Operation::Read);
+        if read { Ok(tag) } else { Err(none) }
+    }
+
     /// The request with this tag was answered. Returns it, and how it ended: a flush fails if what it
     /// was to make stable may be gone. `None`: nothing like it is under way.
     pub fn answered(&mut self, tag: u64, status: Status) -> Option<(Unanswered<J>, Status)> {

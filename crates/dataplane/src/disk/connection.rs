@@ -120,7 +120,13 @@ impl Connection {
             Line::Wire(line) if line.wire.is_behind() => self.flush()?,
             Line::Wire(_) => {}
             // What came before the end is answered to nobody.
-            Line::Rma(line) => line.rma.poll()?,
+            Line::Rma(line) => {
+                line.rma.flush()?;
+                line.rma.poll()?;
+                if line.rma.told().is_some() {
+                    return Err(WireError::Unexpected("a number that nobody asked for").into());
+                }
+            }
         }
         loop {
             let next = match &mut self.line {
@@ -172,6 +178,10 @@ impl Connection {
                     let missing = frame.data.clone();
                     line.arriving = Some((frame, missing));
                 }
+                Line::Rma(line) if data && frame.request.buffers.is_empty() => {
+                    line.rma.data(&frame.data)?;
+                    return Ok(self.popped(frame, judge));
+                }
                 Line::Rma(line) if data && frame.refused.is_none() => {
                     line.fetch(frame)?;
                     self.looks = 0;
@@ -183,7 +193,8 @@ impl Connection {
 
     /// Whether data is where it has to be on this line.
     fn look_at(&self, request: &remote::Request) -> Result<(), WireError> {
-        let wanted = if request.operation.moves() { request.length } else { 0 };
+        let inline = request.operation == Operation::Write && request.buffers.is_empty();
+        let wanted = if request.operation.moves() && !inline { request.length } else { 0 };
         let total = request.buffers.iter().try_fold(0u64, |sum, one| sum.checked_add(one.length));
         match &self.line {
             Line::Wire(_) if !request.buffers.is_empty() => {
@@ -207,11 +218,14 @@ impl Connection {
             self.answer(frame, Status::Unreachable);
             return Ok(Popped::Answered);
         }
+        let told = line.rma.fabric().delivers();
         if let Some(frame) = line.storing.remove(&number) {
             let status = if reached { Status::Ok } else { Status::Unreachable };
             let tag = frame.tag;
             self.ended(*frame);
-            self.say(|to| frame::reply(to, tag, status, 0))?;
+            if !reached || !told {
+                self.say(|to| frame::reply(to, tag, status, 0))?;
+            }
         }
         Ok(Popped::Answered)
     }
@@ -302,8 +316,10 @@ impl Connection {
 
     /// Sends answers, as many as the socket takes.
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
-        let Line::Wire(line) = &mut self.line else { return Ok(()) };
-        line.wire.flush()?;
+        match &mut self.line {
+            Line::Wire(line) => line.wire.flush()?,
+            Line::Rma(line) => return Ok(line.rma.flush()?),
+        }
         while let Line::Wire(line) = &mut self.line
             && let Some(tag) = line.wire.sent_data()
         {
@@ -333,8 +349,12 @@ impl Moved {
     /// Brings the data of a read.
     fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
         let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
-        let number = self.number();
-        self.rma.write(local, remotes(&frame), number)?;
+        let (number, told) = (self.number(), frame.tag as u32);
+        if self.rma.fabric().delivers() {
+            self.rma.deliver(local, remotes(&frame), told, number)?;
+        } else {
+            self.rma.write(local, remotes(&frame), number)?;
+        }
         self.storing.insert(number, frame);
         Ok(())
     }

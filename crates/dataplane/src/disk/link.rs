@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::Disk;
 use super::request::{Job, Work};
-use super::rma::Rma;
+use super::rma::{INLINE, Rma};
 use super::wire::{Wire, WireError};
 
 /// A connection is dead when nothing was heard for so long after it was asked, in nanoseconds.
@@ -254,6 +254,9 @@ impl Link {
                 }
             }
             wire.flush()?;
+            if self.client.under_way() == 0 && !self.readable {
+                return Ok(());
+            }
             self.readable = false;
             let before = done.len();
             while arrive(wire, &mut self.client, &mut self.arriving, done)? {
@@ -283,6 +286,11 @@ impl Link {
         loop {
             while let Some((tag, handle, sent)) = client.send() {
                 let mut request = Request { handle, ..sent.request.clone() };
+                if request.operation == Operation::Write && request.length <= INLINE {
+                    let data = sent.job.segments.first(request.length);
+                    rma.frame_with(tag, &data, |bytes| frame::request(bytes, tag, &request))?;
+                    continue;
+                }
                 if request.operation.moves() {
                     let segments = sent.job.segments.first(request.length);
                     let Some((registration, buffers)) = disk.reach.of(&segments) else {
@@ -293,9 +301,21 @@ impl Link {
                 }
                 rma.frame(|bytes| frame::request(bytes, tag, &request))?;
             }
+            rma.flush()?;
+            if client.under_way() == 0 && !self.readable {
+                return Ok(());
+            }
             self.readable = false;
             let polled = rma.poll();
             let before = done.len();
+            while let Some(half) = rma.told() {
+                let tag = client.delivered(half).map_err(WireError::Unexpected)?;
+                reached.remove(&tag);
+                if let Some((answered, _)) = client.answered(tag, Status::Ok) {
+                    let moved = answered.request.length;
+                    done.push((answered.job, Ok(moved)));
+                }
+            }
             while let Some(next) = rma.item(|item| FromStore::of(&item))? {
                 match next.ok_or(WireError::Unexpected("neither reply nor ping"))? {
                     FromStore::Pong => {}
@@ -325,7 +345,7 @@ impl Link {
             }
             polled?;
             if done.len() == before || left == 0 {
-                return Ok(());
+                return rma.flush();
             }
         }
     }
@@ -346,7 +366,9 @@ impl Link {
                         wire.frame(|bytes| frame::ping(bytes, 0));
                         wire.flush()
                     }
-                    Line::Rma(rma) => rma.frame(|bytes| frame::ping(bytes, 0)),
+                    Line::Rma(rma) => {
+                        rma.frame(|bytes| frame::ping(bytes, 0)).and_then(|()| rma.flush())
+                    }
                 };
                 if let Err(error) = asked {
                     self.lost(&error, done);

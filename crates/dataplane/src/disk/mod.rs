@@ -24,6 +24,7 @@ pub(crate) mod live;
 pub(crate) mod pipe;
 mod pool;
 pub(crate) mod queue;
+mod reach;
 pub(crate) mod request;
 mod ring;
 pub(crate) mod rma;
@@ -54,8 +55,8 @@ pub use image::{DiskImage, Extent, Image, StoreTarget};
 use link::Connected;
 use live::LiveDisk;
 use queue::LiveQueue;
+use reach::Reach;
 use request::Job;
-use rma::Reach;
 
 /// Most virtqueues of a disk.
 pub(crate) const MAX_QUEUES: u16 = 64;

@@ -1,7 +1,8 @@
 //! A connection over a fabric: frames are messages, and bytes of requests are moved between the store's
 //! memory and the guest's by remote access.
 //!
-//! Each side may have so many requests under way that the other always has a receive for what it says.
+//! Frames that are said in one pass go in one message. Each side may have so many requests under way that
+//! the other always has a receive for what it says.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,18 +12,17 @@ use std::sync::Arc;
 
 use fabric::{Depth, Endpoint, Fabric, Local, Registration, Remote, Rights, State};
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
-use parking_lot::Mutex;
-use remote::Buffer;
 use remote::frame::{self, Item};
 
 use super::wire::WireError;
 
-/// Bytes of a message, at most: a request with all its buffers.
-const SLOT: u32 = 4096;
+/// Bytes of a message, at most: any frame without data, and a few with [`INLINE`] bytes of it.
+const SLOT: u32 = 16 << 10;
+/// Bytes of a write that go with the request, at most: that is less work for both sides than to have them
+/// fetched.
+pub(crate) const INLINE: u64 = 8 << 10;
 /// Messages beside requests and their replies: pings.
 const SPARE: u32 = 8;
-/// Guest memories that are remembered: a front end that changes its memory has one or two.
-const MEMORIES: usize = 4;
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -41,7 +41,11 @@ pub(crate) struct Rma {
     rooms: Vec<u32>,
     received: VecDeque<(u32, u64)>,
     moved: VecDeque<(u64, Result<(), fabric::Error>)>,
-    scratch: Vec<u8>,
+    /// Frames for the next message.
+    output: Vec<u8>,
+    /// The message that is being taken, and how much of it has been.
+    input: Vec<u8>,
+    taken: usize,
     heard: bool,
     /// The connection on which all this was agreed: its end is noticed.
     _lifeline: Option<std::net::TcpStream>,
@@ -76,7 +80,9 @@ impl Rma {
             rooms: (0..each).collect(),
             received: VecDeque::new(),
             moved: VecDeque::new(),
-            scratch: Vec::new(),
+            output: Vec::new(),
+            input: Vec::new(),
+            taken: 0,
             heard: true,
             _lifeline: lifeline,
         };
@@ -112,16 +118,61 @@ impl Rma {
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
-    /// Has a frame sent.
+    /// Has a frame sent, at the next [`Rma::flush`] at the latest.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
+        let before = self.output.len();
+        write(&mut self.output);
+        self.cut(before)
+    }
+
+    /// The same with data behind it, at most [`INLINE`] bytes.
+    ///
+    /// # Errors
+    /// As there, and [`WireError::Vanished`] with this tag.
+    pub(crate) fn frame_with(
+        &mut self,
+        tag: u64,
+        data: &Segments,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), WireError> {
+        let before = self.output.len();
+        write(&mut self.output);
+        let start = self.output.len();
+        self.output.resize(start + data.len() as usize, 0);
+        data.copy_to(self.output.get_mut(start..).unwrap_or_default());
+        if data.memory().faulted() {
+            self.output.truncate(before);
+            return Err(WireError::Vanished(tag));
+        }
+        self.cut(before)
+    }
+
+    /// Sends what was collected before the last frame, if that does not go into one message with it.
+    fn cut(&mut self, before: usize) -> Result<(), WireError> {
+        if self.output.len() <= SLOT as usize {
+            return Ok(());
+        }
+        let last = self.output.split_off(before);
+        self.flush()?;
+        self.output.extend(last);
+        Ok(())
+    }
+
+    /// Sends the frames that were collected.
     ///
     /// # Errors
     /// Much is not taken, or the connection cannot go on.
-    pub(crate) fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
-        self.scratch.clear();
-        write(&mut self.scratch);
+    pub(crate) fn flush(&mut self) -> Result<(), WireError> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
         let room = self.rooms.pop().ok_or(WireError::Unread)?;
-        let local = self.room(room, self.scratch.len() as u32)?;
-        local.segments().copy_from(&self.scratch);
+        let local = self.room(room, self.output.len() as u32)?;
+        local.segments().copy_from(&self.output);
+        self.output.clear();
         let begun = self.endpoint.send(local, Use::Send(room));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
@@ -148,7 +199,7 @@ impl Rma {
         }
     }
 
-    /// The next message that has come.
+    /// The next frame that has come. Data that belongs to it is to be taken next, with [`Rma::data`].
     ///
     /// # Errors
     /// It is none.
@@ -156,18 +207,41 @@ impl Rma {
         &mut self,
         take: impl FnOnce(Item<'_>) -> T,
     ) -> Result<Option<T>, WireError> {
-        let Some((room, len)) = self.received.pop_front() else { return Ok(None) };
-        let local = self.room(room, len as u32)?;
-        self.scratch.resize(len as usize, 0);
-        local.segments().copy_to(&mut self.scratch);
-        // It was copied: the room is for another one.
-        self.receive(room)?;
-        self.heard = true;
-        let bytes = self.scratch.as_slice();
-        match frame::parse(bytes)? {
-            Some((item, used)) if used == bytes.len() => Ok(Some(take(item))),
-            _ => Err(WireError::Unexpected("a message that is no frame")),
+        while self.taken >= self.input.len() {
+            let Some((room, len)) = self.received.pop_front() else { return Ok(None) };
+            let local = self.room(room, len as u32)?;
+            self.input.resize(len as usize, 0);
+            local.segments().copy_to(&mut self.input);
+            self.taken = 0;
+            // It was copied: the room is for another one.
+            self.receive(room)?;
+            self.heard = true;
         }
+        let left = self.input.get(self.taken..).unwrap_or_default();
+        let Some((item, used)) = frame::parse(left)? else {
+            return Err(WireError::Unexpected("a message that ends within a frame"));
+        };
+        self.taken += used;
+        Ok(Some(take(item)))
+    }
+
+    /// Takes the data behind a frame.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(crate) fn data(&mut self, to: &Segments) -> Result<(), WireError> {
+        let end = self.taken.saturating_add(to.len() as usize);
+        let data = self.input.get(self.taken..end);
+        to.copy_from(data.ok_or(WireError::Unexpected("a message that ends within data"))?);
+        self.taken = end;
+        Ok(())
+    }
+
+    /// The next number that came with what the peer has [delivered](Rma::deliver).
+    pub(crate) fn told(&mut self) -> Option<u32> {
+        let told = self.endpoint.told();
+        self.heard |= told.is_some();
+        told
     }
 
     /// Whether something has come since this was asked.
@@ -192,6 +266,19 @@ impl Rma {
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
+    /// Moves this into the peer's memory, and has it [told](Rma::told) this number then, if the fabric
+    /// [does that](Fabric::delivers). [`Rma::moved`] tells when it was sent.
+    pub(crate) fn deliver(
+        &mut self,
+        local: Local,
+        to: Vec<Remote>,
+        told: u32,
+        n: u64,
+    ) -> Result<(), WireError> {
+        let begun = self.endpoint.deliver(local, to, told, Use::Move(n));
+        begun.map_err(|(error, _)| WireError::Fabric(error))
+    }
+
     /// The next move that has ended.
     pub(crate) fn moved(&mut self) -> Option<(u64, Result<(), fabric::Error>)> {
         self.moved.pop_front()
@@ -199,7 +286,8 @@ impl Rma {
 
     /// Whether there is nothing to do before the descriptor becomes readable.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        self.received.is_empty() && self.moved.is_empty() && self.endpoint.may_sleep()
+        let done = self.taken >= self.input.len() && self.output.is_empty();
+        done && self.received.is_empty() && self.moved.is_empty() && self.endpoint.may_sleep()
     }
 }
 
@@ -238,74 +326,4 @@ fn memory(file: OwnedFd, size: u64) -> io::Result<Arc<GuestMemory>> {
     let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
     let memory = GuestMemory::map(&[(spec, RegionFile::from(file))]);
     Ok(Arc::new(memory.map_err(io::Error::other)?))
-}
-
-/// A guest's memory, registered for the store of its disk: by control when it comes, so that no worker
-/// waits for it.
-#[derive(Debug, Default)]
-pub(crate) struct Reach(Mutex<Known>);
-
-#[derive(Debug, Default)]
-struct Known {
-    fabric: Option<Fabric>,
-    memories: Vec<Arc<GuestMemory>>,
-    registered: Vec<Registration>,
-}
-
-impl Known {
-    fn registration(&mut self, memory: &Arc<GuestMemory>) -> Result<Registration, fabric::Error> {
-        let fabric = self.fabric.as_ref().ok_or(fabric::Error::Ended)?;
-        let of = |one: &&Registration| Arc::ptr_eq(one.memory(), memory);
-        if let Some(there) = self.registered.iter().find(of) {
-            return Ok(there.clone());
-        }
-        let registration = fabric.register(memory, Rights::RemoteReadWrite)?;
-        if self.registered.len() >= MEMORIES {
-            self.registered.remove(0);
-        }
-        self.registered.push(registration.clone());
-        Ok(registration)
-    }
-}
-
-impl Reach {
-    /// A front end has brought this memory.
-    pub(crate) fn add(&self, memory: &Arc<GuestMemory>) -> Result<(), fabric::Error> {
-        let mut known = self.0.lock();
-        if !known.memories.iter().any(|one| Arc::ptr_eq(one, memory)) {
-            if known.memories.len() >= MEMORIES {
-                known.memories.remove(0);
-            }
-            known.memories.push(Arc::clone(memory));
-        }
-        if known.fabric.is_some() { known.registration(memory).map(|_| ()) } else { Ok(()) }
-    }
-
-    /// The front end is gone. Whether memory of it was registered.
-    pub(crate) fn clear(&self) -> bool {
-        let mut known = self.0.lock();
-        known.memories.clear();
-        let registered = std::mem::take(&mut known.registered);
-        !registered.is_empty()
-    }
-
-    /// From now on the store is reached by this fabric; none: by none.
-    pub(crate) fn set(&self, fabric: Option<&Fabric>) -> Result<(), fabric::Error> {
-        let mut known = self.0.lock();
-        (known.registered, known.fabric) = (Vec::new(), fabric.cloned());
-        if fabric.is_some() {
-            for memory in known.memories.clone() {
-                known.registration(&memory)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// By what a store reaches these segments, as long as the registration is kept.
-    pub(crate) fn of(&self, segments: &Segments) -> Option<(Registration, Vec<Buffer>)> {
-        let registration = self.0.lock().registration(segments.memory()).ok()?;
-        let one = |Remote { address, key, length }| Buffer { address, key, length };
-        let buffers = registration.remote(segments)?.into_iter().map(one).collect();
-        Some((registration, buffers))
-    }
 }

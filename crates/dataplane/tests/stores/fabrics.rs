@@ -173,6 +173,8 @@ struct Hand {
 const SENT: u64 = 0;
 const RECEIVED: u64 = 4096;
 const DATA: u64 = 8192;
+/// Of its requests.
+const TAG: u64 = (5 << 32) + 1;
 
 impl Hand {
     /// Opens the image; `greet` makes what is said at the fabric of what was to be said.
@@ -211,6 +213,10 @@ impl Hand {
         let begin = Instant::now();
         loop {
             self.endpoint.poll();
+            if let Some(told) = self.endpoint.told() {
+                assert_eq!(told, TAG as u32);
+                return Some(Status::Ok);
+            }
             while let Some(ended) = self.endpoint.ended() {
                 let Ok(len) = ended.result else { continue };
                 if !ended.owner {
@@ -237,7 +243,7 @@ impl Hand {
         let buffers = buffers.iter().map(one).collect();
         let request = remote::Request { buffers, ..ask(operation, self.handle, offset, length) };
         let mut bytes = Vec::new();
-        frame::request(&mut bytes, 1, &request);
+        frame::request(&mut bytes, TAG, &request);
         self.say(&bytes);
         self.hear()
     }
@@ -295,14 +301,24 @@ fn memory_that_is_not_there_is_not_reached() {
         hand.say(&frame);
         assert_eq!(hand.hear(), None);
     }
+    // Data that goes with a write, and some that does not.
+    for (sent, answer) in [(512, Some(Status::Ok)), (511, None), (0, None)] {
+        let mut hand = Hand::open(&store, |place| place);
+        let mut frame = Vec::new();
+        let request = ask(Operation::Write, hand.handle, 512, 512);
+        frame::request(&mut frame, TAG, &request);
+        frame.resize(frame.len() + sent, 6);
+        hand.say(&frame);
+        assert_eq!(hand.hear(), answer, "{sent}");
+    }
     let mut hand = Hand::open(&store, |place| place);
     hand.say(&[0xa5; 100]);
     assert_eq!(hand.hear(), None);
     // Who does not know the secret is not let in.
     assert_eq!(Hand::open(&store, |place| place ^ 1).hear(), None);
 
-    let mut there = [0; 512];
+    let mut there = [0; 1024];
     store.shelf.file.read_exact_at(&mut there, 0).unwrap();
-    assert_eq!(there, [7; 512]);
+    assert_eq!(there, [[7; 512], [6; 512]].concat()[..]);
     assert_eq!(guest.run(&Request::write(0, &[1; 512])).unwrap().status, Some(status::OK));
 }

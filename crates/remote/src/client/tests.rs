@@ -251,3 +251,26 @@ proptest! {
         prop_assert_eq!(answers, (1..=pushed).collect::<Vec<u64>>());
     }
 }
+
+#[test]
+fn half_a_tag_says_which_read_was_delivered() {
+    let mut client: Client<u32> = Client::default();
+    assert!(client.delivered(0).is_err());
+    // Just before the lower half begins anew.
+    client.next_tag = (3 << 32) - 2;
+    client.connected(&opened(7, 8, 1 << 20), "a");
+    for job in 0..3 {
+        client.push(ask(Operation::Read, u64::from(job) * 8, 8), job);
+    }
+    client.push(ask(Operation::Write, 0, 1), 3);
+    let tags = tags(&mut client);
+    assert_eq!(tags, [(3 << 32) - 2, (3 << 32) - 1, 3 << 32, (3 << 32) + 1]);
+    for (job, tag) in tags.iter().enumerate().take(3) {
+        assert_eq!(client.delivered(*tag as u32), Ok(*tag));
+        let (answered, status) = client.answered(*tag, Status::Ok).unwrap();
+        assert_eq!((answered.job, status), (job as u32, Status::Ok));
+        assert!(client.delivered(*tag as u32).is_err(), "twice");
+    }
+    // Nothing is delivered for a write, or for what was not asked yet.
+    assert!(client.delivered(1).is_err() && client.delivered(2).is_err());
+}

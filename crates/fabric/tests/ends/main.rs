@@ -16,6 +16,8 @@ use fabric::{Depth, Ended, Endpoint, Error, Fabric, Kind, Local, Remote, Rights,
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+mod numbers;
+
 /// What is tested, and where.
 fn place() -> (Kind, IpAddr) {
     let Ok(place) = std::env::var("FABRIC_TEST") else {

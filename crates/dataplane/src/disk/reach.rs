@@ -1,0 +1,81 @@
+//! The memory of a disk's guest, where the store of the disk reaches it.
+
+use std::sync::Arc;
+
+use fabric::{Fabric, Registration, Remote, Rights};
+use guestmem::{GuestMemory, Segments};
+use parking_lot::Mutex;
+use remote::Buffer;
+
+/// Guest memories that are remembered: a front end that changes its memory has one or two.
+const MEMORIES: usize = 4;
+
+/// A guest's memory, registered for the store of its disk: by control when it comes, so that no worker
+/// waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct Reach(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    fabric: Option<Fabric>,
+    memories: Vec<Arc<GuestMemory>>,
+    registered: Vec<Registration>,
+}
+
+impl Known {
+    fn registration(&mut self, memory: &Arc<GuestMemory>) -> Result<Registration, fabric::Error> {
+        let fabric = self.fabric.as_ref().ok_or(fabric::Error::Ended)?;
+        let of = |one: &&Registration| Arc::ptr_eq(one.memory(), memory);
+        if let Some(there) = self.registered.iter().find(of) {
+            return Ok(there.clone());
+        }
+        let registration = fabric.register(memory, Rights::RemoteReadWrite)?;
+        if self.registered.len() >= MEMORIES {
+            self.registered.remove(0);
+        }
+        self.registered.push(registration.clone());
+        Ok(registration)
+    }
+}
+
+impl Reach {
+    /// A front end has brought this memory.
+    pub(crate) fn add(&self, memory: &Arc<GuestMemory>) -> Result<(), fabric::Error> {
+        let mut known = self.0.lock();
+        if !known.memories.iter().any(|one| Arc::ptr_eq(one, memory)) {
+            if known.memories.len() >= MEMORIES {
+                known.memories.remove(0);
+            }
+            known.memories.push(Arc::clone(memory));
+        }
+        if known.fabric.is_some() { known.registration(memory).map(|_| ()) } else { Ok(()) }
+    }
+
+    /// The front end is gone. Whether memory of it was registered.
+    pub(crate) fn clear(&self) -> bool {
+        let mut known = self.0.lock();
+        known.memories.clear();
+        let registered = std::mem::take(&mut known.registered);
+        !registered.is_empty()
+    }
+
+    /// From now on the store is reached by this fabric; none: by none.
+    pub(crate) fn set(&self, fabric: Option<&Fabric>) -> Result<(), fabric::Error> {
+        let mut known = self.0.lock();
+        (known.registered, known.fabric) = (Vec::new(), fabric.cloned());
+        if fabric.is_some() {
+            for memory in known.memories.clone() {
+                known.registration(&memory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// By what a store reaches these segments, as long as the registration is kept.
+    pub(crate) fn of(&self, segments: &Segments) -> Option<(Registration, Vec<Buffer>)> {
+        let registration = self.0.lock().registration(segments.memory()).ok()?;
+        let one = |Remote { address, key, length }| Buffer { address, key, length };
+        let buffers = registration.remote(segments)?.into_iter().map(one).collect();
+        Some((registration, buffers))
+    }
+}
