@@ -21,6 +21,7 @@
 mod client;
 pub mod control;
 pub mod frame;
+pub mod near;
 mod server;
 
 pub use client::{Client, Unanswered};

@@ -6,31 +6,20 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use line::WireError;
 use parking_lot::Mutex;
-use remote::control::ImageName;
-use remote::frame::{self, FromStore};
-use remote::{Client, Request, Status};
+use remote::control::{ImageName, Transport};
+use remote::{Client, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::EventFd;
 
-use crate::talk::{self, Connected};
-use crate::wire::{Wire, WireError};
+use crate::link::{Job, Link};
+use crate::open::{self, Connected};
+use crate::pool::Pool;
 use crate::{Error, Known};
 
-/// How often a store is asked for a sign; it is dead when nothing was heard for so long after that.
-const CHECK: Duration = Duration::from_secs(1);
-const SILENCE: Duration = Duration::from_secs(3);
 /// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(300);
-
-/// A request, and who waits for it.
-#[derive(Debug)]
-pub(crate) struct Job {
-    /// What is written.
-    pub(crate) data: Option<Arc<[u8]>>,
-    /// Is told the end, with what was read. Dropped without a word: the image was closed.
-    pub(crate) done: SyncSender<Result<Vec<u8>, Error>>,
-}
 
 /// What the thread and those who ask have in common.
 #[derive(Debug)]
@@ -44,6 +33,10 @@ pub(crate) struct Shared {
     pub(crate) writable: AtomicBool,
     /// Connections so far.
     pub(crate) connections: AtomicU64,
+    /// How the last one was made.
+    pub(crate) transport: Mutex<Transport>,
+    /// Where data goes through.
+    pub(crate) pool: Arc<Pool>,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +56,8 @@ impl Shared {
             size: AtomicU64::new(0),
             writable: AtomicBool::new(false),
             connections: AtomicU64::new(0),
+            transport: Mutex::new(Transport::Auto),
+            pool: Arc::new(Pool::new()?),
         })
     }
 
@@ -107,23 +102,6 @@ pub(crate) struct Engine {
     link: Option<Link>,
 }
 
-/// A connection.
-struct Link {
-    wire: Wire,
-    arriving: Option<Arriving>,
-    /// When the store was asked for a sign and was not heard since.
-    asked: Option<Instant>,
-    /// When it is to be asked next.
-    check: Instant,
-}
-
-/// A reply whose data is arriving.
-struct Arriving {
-    tag: u64,
-    data: Vec<u8>,
-    filled: usize,
-}
-
 /// Why the thread stops serving its connection.
 enum End {
     Closed,
@@ -157,17 +135,18 @@ impl Engine {
     /// Opens the image, once.
     pub(crate) fn open(&mut self) -> Result<(), Error> {
         let closed = &self.shared.closed;
-        let connected = talk::open(&self.store, &self.image, self.write, closed)?;
-        let Connected { wire, opened, boot, address } = connected;
+        let connected =
+            open::open(&self.store, &self.image, self.write, &self.shared.pool, closed)?;
+        let Connected { line, opened, boot, address } = connected;
+        let by = line.transport();
         self.client.connected(&opened, &boot);
         self.shared.size.store(opened.size, Relaxed);
         self.shared.writable.store(self.write, Relaxed);
         let before = self.shared.connections.fetch_add(1, Relaxed);
-        if before > 0 {
-            tracing::info!(image = %self.image, store = %address, "connected again");
-        }
-        let check = Instant::now() + CHECK;
-        self.link = Some(Link { wire, arriving: None, asked: None, check });
+        *self.shared.transport.lock() = by;
+        let said = if before > 0 { "connected again" } else { "opened" };
+        tracing::info!(image = %self.image, store = %address, transport = by.as_str(), "{said}");
+        self.link = Some(Link::new(line, self.write));
         Ok(())
     }
 
@@ -180,16 +159,21 @@ impl Engine {
                     tracing::warn!(image = %self.image, "the connection to its store is lost: {why}");
                 }
             }
-            self.disconnect();
-            if !self.connect() {
+            if !self.disconnect() || !self.connect() {
                 return;
             }
         }
     }
 
-    fn disconnect(&mut self) {
+    /// Whether there is memory to go on with.
+    fn disconnect(&mut self) -> bool {
         self.client.disconnected();
-        self.link = None;
+        let shown = self.link.take().is_some_and(|link| link.shows_memory());
+        if shown && let Err(error) = self.shared.pool.renew() {
+            tracing::error!(image = %self.image, "no more is done: {error}");
+            return false;
+        }
+        true
     }
 
     /// Takes what was asked for. `None`: the image is closed.
@@ -253,7 +237,9 @@ impl Engine {
         if self.write {
             return Ok(());
         }
-        self.disconnect();
+        if !self.disconnect() {
+            return Err(Error::Closed);
+        }
         self.write = true;
         self.open().inspect_err(|_| self.write = false)
     }
@@ -268,100 +254,19 @@ impl Engine {
         if now >= link.check {
             link.check(now)?;
         }
-        let flags = if link.wire.is_behind() { PollFlags::OUT } else { PollFlags::empty() };
+        if !link.may_sleep() {
+            return Ok(());
+        }
         let wait = link.check.saturating_duration_since(now);
         let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-        let mut on = [
-            PollFd::new(&self.shared.wake, PollFlags::IN),
-            PollFd::new(&link.wire, PollFlags::IN | flags),
-        ];
-        match poll(&mut on, Some(&wait)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(End::Lost(WireError::Io(error.into()))),
-        }
-    }
-}
-
-impl Link {
-    /// Sends what may be sent, and takes what has arrived.
-    fn pump(&mut self, client: &mut Client<Job>) -> Result<(), WireError> {
-        loop {
-            while let Some((tag, handle, sent)) = client.send() {
-                let request = Request { handle, ..sent.request.clone() };
-                self.wire.frame(|bytes| frame::request(bytes, tag, &request));
-                if let Some(data) = &sent.job.data {
-                    self.wire.push(Arc::clone(data));
-                }
-            }
-            self.wire.flush()?;
-            let mut answered = false;
-            while self.arrive(client, &mut answered)? {
-                self.asked = None;
-            }
-            // Answers make room for what waits.
-            if !answered {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Takes the next thing that has arrived; whether there was one.
-    fn arrive(&mut self, client: &mut Client<Job>, answered: &mut bool) -> Result<bool, WireError> {
-        if let Some(Arriving { tag, mut data, mut filled }) = self.arriving.take() {
-            let before = filled;
-            let whole = self.wire.data(&mut data, &mut filled)?;
-            if filled > before {
-                self.asked = None;
-            }
-            if whole {
-                *answered = true;
-                end(client, tag, Status::Ok, data);
-                return Ok(true);
-            }
-            self.arriving = Some(Arriving { tag, data, filled });
-            return Ok(false);
-        }
-        let Some(next) = self.wire.item(|item| FromStore::of(&item))? else { return Ok(false) };
-        match next.ok_or(WireError::Unexpected("neither reply nor ping"))? {
-            FromStore::Pong => {}
-            FromStore::Ping(tag) => self.wire.frame(|bytes| frame::pong(bytes, tag)),
-            FromStore::Reply { tag, status, data } => {
-                client.reply(tag, status, data).map_err(WireError::Unexpected)?;
-                if data > 0 {
-                    let data = vec![0; data as usize];
-                    self.arriving = Some(Arriving { tag, data, filled: 0 });
-                } else {
-                    *answered = true;
-                    end(client, tag, status, Vec::new());
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    /// Asks the store for a sign if it was silent for a while, and gives the connection up if it was
-    /// asked long ago.
-    fn check(&mut self, now: Instant) -> Result<(), WireError> {
-        self.check = now + CHECK;
-        match self.asked {
-            Some(at) if now.saturating_duration_since(at) >= SILENCE => {
-                Err(WireError::Io(std::io::ErrorKind::TimedOut.into()))
-            }
-            Some(_) => Ok(()),
-            None => {
-                self.asked = Some(now);
-                self.wire.frame(|bytes| frame::ping(bytes, 0));
-                self.wire.flush()
-            }
-        }
-    }
-}
-
-/// Tells whoever waits for a request how it ended.
-fn end(client: &mut Client<Job>, tag: u64, status: Status, data: Vec<u8>) {
-    if let Some((answered, status)) = client.answered(tag, status) {
-        let result = if status == Status::Ok { Ok(data) } else { Err(Error::Failed(status)) };
-        // Who does not wait any more does not want to know.
-        let _ = answered.job.done.send(result);
+        let mut on = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        on.extend(link.descriptors().polled());
+        let ready = match poll(&mut on, Some(&wait)) {
+            Ok(_) => [1, 2].map(|at| on.get(at).is_some_and(|fd| !fd.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => [false; 2],
+            Err(error) => return Err(End::Lost(WireError::Io(error.into()))),
+        };
+        drop(on);
+        Ok(link.woken(ready[0], ready[1])?)
     }
 }

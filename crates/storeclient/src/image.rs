@@ -1,15 +1,18 @@
 //! An open image: what threads call.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
-use remote::control::ImageName;
+use remote::control::{ImageName, Transport};
 use remote::{MAX_CLEAR, MAX_DATA, Operation, Request, SECTOR, Status};
 
-use crate::engine::{Engine, Job, Shared};
+use crate::engine::{Engine, Shared};
+use crate::link::Job;
+use crate::pool::Slot;
 use crate::ranges::Ranges;
 use crate::{Error, Known};
 
@@ -26,17 +29,15 @@ pub struct RemoteImage {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The end of a request that is under way.
-type Ending = Receiver<Result<Vec<u8>, Error>>;
+/// Requests of one caller that move data and are under way, at most: as much as a store moves at once.
+const WINDOW: usize = 4;
 
-fn wait(ending: &Ending) -> Result<Vec<u8>, Error> {
+/// The end of a request that is under way.
+type Ending = Receiver<Result<Option<Slot>, Error>>;
+
+fn wait(ending: &Ending) -> Result<Option<Slot>, Error> {
     // Nobody is there to answer when the image was closed.
     ending.recv().unwrap_or(Err(Error::Closed))
-}
-
-/// Waits for all, in their order. The first error is that of all.
-fn wait_all(endings: &[Ending]) -> Result<(), Error> {
-    endings.iter().map(|ending| wait(ending).map(drop)).fold(Ok(()), Result::and)
 }
 
 fn request(operation: Operation, offset: u64, length: u64) -> Request {
@@ -99,6 +100,11 @@ impl RemoteImage {
         self.shared.writable.load(Relaxed)
     }
 
+    /// How it is reached at the moment, or was at last.
+    pub fn transport(&self) -> Transport {
+        *self.shared.transport.lock()
+    }
+
     /// Connections so far: one, and one more each time one was lost.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Relaxed)
@@ -128,23 +134,21 @@ impl RemoteImage {
         let left = self.size().saturating_sub(offset);
         let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let (Some((from, to)), 1..) = (around(offset, length), length) else { return Ok(0) };
-        let most = u64::from(MAX_DATA);
-        let requests = pieces(from, to, most)
-            .map(|(at, length)| (request(Operation::Read, at, length), None))
-            .collect();
-        let endings = self.begin(requests)?;
-        let mut filled = 0;
-        for (ending, (at, _)) in endings.iter().zip(pieces(from, to, most)) {
-            let data = wait(ending)?;
-            let skip = usize::try_from(offset.saturating_sub(at)).unwrap_or(usize::MAX);
-            let data = data.get(skip..).unwrap_or_default();
-            let room = buffer.get_mut(filled..length).unwrap_or_default();
-            for (to, from) in room.iter_mut().zip(data) {
-                *to = *from;
-            }
-            filled += room.len().min(data.len());
-        }
-        Ok(filled)
+        let buffer = buffer.get_mut(..length).unwrap_or_default();
+        self.moved(
+            Operation::Read,
+            (from, to),
+            |_, _| {},
+            |(at, length), slot| {
+                // Bytes of the piece before those that are wanted, and where these go.
+                let skip = offset.saturating_sub(at);
+                let place = usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX);
+                let mut data = slot.segments(length);
+                data.advance(skip);
+                data.copy_to(buffer.get_mut(place..).unwrap_or_default());
+            },
+        )?;
+        Ok(length)
     }
 
     /// Writes all these bytes to `offset` in bytes. They are on stable storage after a
@@ -187,10 +191,12 @@ impl RemoteImage {
         let (inner, outer) = (offset.next_multiple_of(SECTOR), end - end % SECTOR);
         if (from, to) == (offset, end) {
             let _held = self.ranges.hold(from..to);
-            let requests = pieces(from, to, MAX_CLEAR)
-                .map(|(at, length)| (request(Operation::WriteZeroes, at, length), None))
-                .collect();
-            return wait_all(&self.begin(requests)?);
+            let mut endings = Vec::new();
+            for (at, length) in pieces(from, to, MAX_CLEAR) {
+                endings.push(self.begin(request(Operation::WriteZeroes, at, length), None)?);
+            }
+            // The first error is that of all.
+            return endings.iter().map(|one| wait(one).map(drop)).fold(Ok(()), Result::and);
         }
         let zeroes = [0; SECTOR as usize];
         let zero = |from: u64, to: u64| {
@@ -211,7 +217,7 @@ impl RemoteImage {
     /// It is not there: the store could not, or its machine has started anew since; it is away for
     /// too long; the image was closed.
     pub fn flush(&self) -> Result<(), Error> {
-        wait_all(&self.begin(vec![(request(Operation::Flush, 0, 0), None)])?)
+        wait(&self.begin(request(Operation::Flush, 0, 0), None)?).map(drop)
     }
 
     /// Ends everything that is under way with [`Error::Closed`], and what comes later too.
@@ -232,23 +238,68 @@ impl RemoteImage {
     }
 
     fn write_sectors(&self, data: &[u8], offset: u64) -> Result<(), Error> {
-        let parts = data.chunks(MAX_DATA as usize).zip((offset..).step_by(MAX_DATA as usize));
-        let requests = parts.map(|(part, at)| {
-            (request(Operation::Write, at, part.len() as u64), Some(Arc::from(part)))
-        });
-        wait_all(&self.begin(requests.collect())?)
+        let fill = |(at, length): (u64, u64), slot: &Slot| {
+            let part = data.get((at - offset) as usize..).unwrap_or_default();
+            slot.segments(length).copy_from(part);
+        };
+        self.moved(Operation::Write, (offset, offset + data.len() as u64), fill, |_, _| {})
     }
 
-    /// Asks for all of these, with the bytes of writes.
-    fn begin(&self, requests: Vec<(Request, Option<Arc<[u8]>>)>) -> Result<Vec<Ending>, Error> {
-        let mut endings = Vec::with_capacity(requests.len());
-        let jobs = requests.into_iter().map(|(request, data)| {
-            let (done, ending) = sync_channel(1);
-            endings.push(ending);
-            (request, Job { data, done })
-        });
-        self.shared.push(jobs)?;
-        Ok(endings)
+    /// Moves the bytes of a range, some pieces at once: each is filled before, and looked at when it has
+    /// been read. The first error is that of all, and what was begun has ended then.
+    fn moved(
+        &self,
+        operation: Operation,
+        (from, to): (u64, u64),
+        fill: impl Fn((u64, u64), &Slot),
+        mut look: impl FnMut((u64, u64), &Slot),
+    ) -> Result<(), Error> {
+        let mut under_way: VecDeque<((u64, u64), Ending)> = VecDeque::new();
+        let mut done = Ok(());
+        let mut first = |under_way: &mut VecDeque<((u64, u64), Ending)>,
+                         done: &mut Result<(), Error>| {
+            let Some((piece, ending)) = under_way.pop_front() else { return };
+            match wait(&ending) {
+                Ok(Some(slot)) => look(piece, &slot),
+                Ok(None) => {}
+                Err(error) if done.is_ok() => *done = Err(error),
+                Err(_) => {}
+            }
+        };
+        for piece in pieces(from, to, u64::from(MAX_DATA)) {
+            if under_way.len() >= WINDOW {
+                first(&mut under_way, &mut done);
+            }
+            let slot = loop {
+                match self.shared.pool.take(under_way.is_empty()) {
+                    Some(slot) => break slot,
+                    // Who waits for memory keeps none.
+                    None => first(&mut under_way, &mut done),
+                }
+            };
+            if done.is_err() {
+                break;
+            }
+            fill(piece, &slot);
+            match self.begin(request(operation, piece.0, piece.1), Some(slot)) {
+                Ok(ending) => under_way.push_back((piece, ending)),
+                Err(error) => {
+                    done = done.and(Err(error));
+                    break;
+                }
+            }
+        }
+        while !under_way.is_empty() {
+            first(&mut under_way, &mut done);
+        }
+        done
+    }
+
+    /// Asks for this, with the memory of its data.
+    fn begin(&self, request: Request, slot: Option<Slot>) -> Result<Ending, Error> {
+        let (done, ending) = sync_channel(1);
+        self.shared.push(std::iter::once((request, Job { slot, done })))?;
+        Ok(ending)
     }
 }
 

@@ -20,9 +20,13 @@
 
 mod engine;
 mod image;
+mod link;
+mod open;
+mod pool;
+mod post;
 mod ranges;
+mod ring;
 mod talk;
-mod wire;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -32,9 +36,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use remote::control::{self, Listed, Refused};
 use rustix::rand::{GetRandomFlags, getrandom};
+use rustls::ClientConfig;
 
 pub use image::RemoteImage;
-pub use remote::control::{ImageName, Why};
+pub use remote::control::{ImageName, Transport, Why};
 pub use remote::{MAX_DATA, Status};
 
 /// Why something with a store or an image there failed.
@@ -64,6 +69,22 @@ pub enum Error {
         /// The reason.
         source: Refused,
     },
+    /// The store was to serve requests in memory of this program, and cannot.
+    #[error("the store at {address} cannot share memory with this program (shm): {why}")]
+    NotHere {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        why: String,
+    },
+    /// The store was to reach memory of this program, and cannot.
+    #[error("the store at {address} and this host have no fabric in common (libfabric): {why}")]
+    NoFabric {
+        /// Host and port.
+        address: String,
+        /// The reason.
+        why: String,
+    },
     /// No address was given.
     #[error("no address of a store was given")]
     NoAddress,
@@ -84,6 +105,30 @@ pub enum Error {
     System(io::Error),
 }
 
+/// Which store, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// `HOST:PORT`, tried in this order.
+    pub addresses: Vec<String>,
+    /// This program's name, for people.
+    pub client: String,
+    /// How long requests wait for a store that is away; `None`: for ever.
+    pub patience: Option<Duration>,
+    /// How bytes come and go.
+    pub transport: Transport,
+    /// The store has to be known by a certificate, and this program shows one.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+impl Target {
+    /// Reached by the best transport there is, without certificates, and waited for.
+    #[must_use]
+    pub fn new(addresses: Vec<String>, client: &str) -> Target {
+        let (client, transport) = (client.to_owned(), Transport::Auto);
+        Target { addresses, client, patience: None, transport, tls: None }
+    }
+}
+
 /// What somebody is to a store: all that its images have in common.
 ///
 /// A store that is asked for an image by a session that had it open ends the former connection first;
@@ -100,30 +145,27 @@ pub(crate) struct Known {
     pub(crate) client: String,
     /// How long requests wait for a store that is away; `None`: for ever.
     pub(crate) patience: Option<Duration>,
+    pub(crate) transport: Transport,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) session: control::Session,
     /// The images that are open: each once, as two connections would take it from each other.
     pub(crate) open: Mutex<BTreeSet<ImageName>>,
 }
 
 impl Session {
-    /// Looks whether a store answers at one of the addresses, `HOST:PORT`, which are tried in this
-    /// order. `client` is this program's name, for people; requests wait for a store that is away no
-    /// longer than `patience`.
+    /// Looks whether a store answers at one of the addresses, and can be reached as is wished.
     ///
     /// # Errors
-    /// None answers: what the last one said.
-    pub fn connect(
-        addresses: Vec<String>,
-        client: &str,
-        patience: Option<Duration>,
-    ) -> Result<Session, Error> {
+    /// None does: what the last one said.
+    pub fn connect(target: Target) -> Result<Session, Error> {
+        let Target { addresses, client, patience, transport, tls } = target;
         let mut number = [0; 16];
         let random = getrandom(&mut number, GetRandomFlags::empty());
         random.map_err(|errno| Error::System(errno.into()))?;
         let session = control::Session(u128::from_ne_bytes(number));
-        let (client, open) = (client.to_owned(), Mutex::default());
-        let known = Known { addresses, client, patience, session, open };
-        talk::greet(&known)?;
+        let open = Mutex::default();
+        let known = Known { addresses, client, patience, transport, tls, session, open };
+        open::greet(&known)?;
         Ok(Session { known: Arc::new(known) })
     }
 

@@ -8,6 +8,7 @@ use disk::counters::Kind;
 use disk::request::Range;
 use fabric::{Registration, Remote, Rights};
 use guestmem::{Access, Segments};
+use line::{Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, Item};
 use remote::{Buffer, MAX_DATA, Operation, Server, Status};
@@ -15,8 +16,6 @@ use remote::{Buffer, MAX_DATA, Operation, Server, Status};
 use super::pool::Pool;
 use super::queue::{Fault, Judge, Popped, Waker};
 use super::request::{Frame, Job, Origin, Request, Work};
-use super::rma::Rma;
-use super::wire::{Wire, WireError};
 
 /// Looks that found nothing before the socket has to say that there is something.
 const LOOKS: u32 = 64;

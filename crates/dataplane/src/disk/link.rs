@@ -10,6 +10,7 @@ use std::sync::Arc;
 use disk::SECTOR;
 use fabric::Registration;
 use guestmem::{Access, Segments};
+use line::{INLINE, Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, FromStore};
 use remote::{Client, MAX_DATA, Operation, Request, Status};
@@ -17,8 +18,6 @@ use tokio::sync::mpsc;
 
 use super::Disk;
 use super::request::{Job, Work};
-use super::rma::{INLINE, Rma};
-use super::wire::{Wire, WireError};
 
 /// A connection is dead when nothing was heard for so long after it was asked, in nanoseconds.
 const SILENCE: u64 = 3_000_000_000;

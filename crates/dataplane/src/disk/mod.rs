@@ -21,16 +21,13 @@ mod file;
 pub(crate) mod image;
 pub(crate) mod link;
 pub(crate) mod live;
-pub(crate) mod pipe;
 mod pool;
 pub(crate) mod queue;
-mod reach;
+pub(crate) mod reach;
 pub(crate) mod request;
 mod ring;
-pub(crate) mod rma;
 mod slow;
 mod steps;
-pub(crate) mod wire;
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The memory of a disk's guest, where the store of the disk reaches it.
+//! A guest's memory, as a store reaches it over a fabric.
 
 use std::sync::Arc;
 

@@ -144,14 +144,6 @@ pub struct Serving {
     pub tls: Option<Arc<ServerConfig>>,
 }
 
-/// Which start of this machine it is.
-///
-/// # Errors
-/// The kernel does not say.
-pub(super) fn boot() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
-}
-
 /// Serves images to whoever connects, until `shutdown` ends; then all connections have ended when
 /// this returns.
 ///
@@ -173,7 +165,7 @@ pub async fn serve(
         images,
         name,
         tls,
-        boot: boot()?,
+        boot: line::boot()?,
         local: local.as_ref().map(|(_, file)| file.path().to_owned()),
         open: parking_lot::Mutex::default(),
         handles: AtomicU32::new(1),

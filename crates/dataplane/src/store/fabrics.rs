@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::{Fabric, Kind, Listener, Request, State};
+use line::rma::{self, Rma};
 use parking_lot::Mutex;
 use remote::control::{At, Opened, Session};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -22,7 +23,6 @@ use tokio::time::{sleep, timeout};
 use super::resident::secret;
 use super::talk::Talk;
 use crate::disk::connection::Connection;
-use crate::disk::rma::{self, Rma};
 use crate::host::{Host, Offer, Served};
 
 /// How long a client may take to connect.
@@ -195,17 +195,9 @@ impl Berth {
 
 /// Those of these providers that can be used at this address, in their order; or why there are none.
 pub(super) async fn open(kinds: &'static [Kind], local: IpAddr) -> Result<Vec<Fabric>, String> {
-    let open = move || {
-        let (mut open, mut why) = (Vec::new(), Vec::new());
-        for &kind in kinds {
-            match Fabric::open(kind, local) {
-                Ok(fabric) => open.push(fabric),
-                Err(error) => why.push(format!("{kind} at {local}: {error}")),
-            }
-        }
-        if open.is_empty() { Err(why.join("; ")) } else { Ok(open) }
-    };
-    spawn_blocking(open).await.unwrap_or_else(|error| Err(error.to_string()))
+    spawn_blocking(move || rma::open(kinds, local))
+        .await
+        .unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Connects to a store that said where.
@@ -215,13 +207,7 @@ pub(super) async fn connect(
     requests: u16,
     lifeline: std::net::TcpStream,
 ) -> io::Result<Rma> {
-    let of = |fabric: &&Fabric| fabric.kind().name() == at.provider;
-    let none =
-        || io::Error::other(format!("it chose a provider that was not offered: {}", at.provider));
-    let fabric = fabrics.iter().find(of).ok_or_else(none)?;
-    let greeting = at.place.0.to_be_bytes();
-    let connect = |depth| rma::connect(fabric, at.address, &greeting, depth);
-    let mut line = Rma::new(fabric, connect, requests, Some(lifeline))?;
+    let mut line = rma::dial(fabrics, at, requests, lifeline)?;
     let made = async {
         loop {
             line.poll().map_err(|error| io::Error::other(error.to_string()))?;

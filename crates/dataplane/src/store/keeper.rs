@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::{Fabric, Kind};
+use fabric::Fabric;
+use line::{Rma, Wire};
 use remote::VERSION;
 use remote::control::{Opened, Session, ToClient, ToStore, Transport};
 use rustls::pki_types::ServerName;
@@ -17,13 +18,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::place::{Placed, Way};
-use super::post::{FromPlace, Guest, Post, ToPlace};
+use super::post::{FromPlace, Guest, Post, ToPlace, guest_of};
 use super::talk::{Known, Silence, Talk};
-use super::{StoreError, accept, fabrics};
+use super::{StoreError, fabrics};
 use crate::disk::config::CacheMode;
 use crate::disk::link::{Connected, Line};
-use crate::disk::rma::Rma;
-use crate::disk::wire::Wire;
 use crate::disk::{Disk, DiskCommand, StoreTarget};
 use crate::homes::Workers;
 use crate::spec::DiskSpec;
@@ -69,7 +68,7 @@ pub(crate) struct Wish {
 
 impl Wish {
     pub(crate) fn of(spec: &DiskSpec) -> Wish {
-        Wish { guest: Guest::of(spec), cache_mode: CacheMode::of(spec) }
+        Wish { guest: guest_of(spec), cache_mode: CacheMode::of(spec) }
     }
 
     /// As it is by now.
@@ -207,29 +206,18 @@ async fn open_at(
     Ok(Reached { opened, address: address.to_owned(), by })
 }
 
-/// Fabrics by which a store is to reach guests' memory. What goes over them is not encrypted, and TCP is
-/// there anyway: they are used where a network card moves the bytes, or where somebody says so.
+/// Fabrics by which a store is to reach guests' memory.
 async fn fabrics_of(target: &StoreTarget, local: IpAddr) -> Result<Vec<Fabric>, String> {
-    let kinds: &[Kind] = match target.transport {
-        Transport::Libfabric => &[Kind::Verbs, Kind::Tcp],
-        Transport::Auto if target.tls.is_none() && has_rdma() => &[Kind::Verbs],
-        Transport::Auto | Transport::Shm | Transport::Tcp => &[],
-    };
-    match kinds {
+    match line::rma::providers(target.transport, target.tls.is_some()) {
         [] => Ok(Vec::new()),
         kinds => fabrics::open(kinds, local.to_canonical()).await,
     }
 }
 
-/// Whether the kernel knows a network card for it: libfabric is not even loaded otherwise.
-fn has_rdma() -> bool {
-    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
-}
-
 /// Connects to the Unix socket of a store of this machine. Why there is none, for people.
 async fn near(boot: &str, local: Option<PathBuf>) -> Result<Post, String> {
     let Some(local) = local else { return Err("it has no Unix socket".to_owned()) };
-    let own = accept::boot().map_err(|error| error.to_string())?;
+    let own = line::boot().map_err(|error| error.to_string())?;
     if own != boot {
         return Err("it is on another machine".to_owned());
     }

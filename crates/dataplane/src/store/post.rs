@@ -1,8 +1,7 @@
 //! Messages and descriptors over a Unix socket: a guest handed over to the store of its image, on one
 //! machine.
 //!
-//! The frames are those of a connection ([`remote::frame`]), each with a control message. A descriptor
-//! comes with the first byte of the message that it belongs to.
+//! What is said is in [`remote::near`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,10 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use remote::control::{self, Refused, Session};
+use remote::control;
 use remote::frame::{self, Item};
+use remote::near;
+pub(crate) use remote::near::Guest;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use sys::scm;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -30,71 +31,19 @@ const CHUNK: usize = 4096;
 /// Descriptors that have come and belong to no message yet.
 const LOOSE: usize = 2;
 
-/// A disk as its guest sees it, but for its image.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Guest {
-    /// The name it is told.
-    pub(crate) disk: String,
-    /// Virtqueues it may have.
-    pub(crate) queues: u16,
-    /// Ring features it is not offered.
-    pub(crate) features_off: u64,
-    /// It asked for writethrough before.
-    pub(crate) writethrough: bool,
-}
-
-impl Guest {
-    pub(crate) fn of(spec: &DiskSpec) -> Guest {
-        Guest {
-            disk: spec.name.clone(),
-            queues: spec.queues,
-            features_off: spec.features_off,
-            writethrough: false,
-        }
-    }
-}
-
 /// From who has the guest.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "kebab-case")]
-pub(super) enum ToPlace {
-    /// The first message: what the store said when the image was opened, and who will come.
-    Place {
-        /// What the store said.
-        place: Session,
-        /// The disk.
-        guest: Guest,
-    },
-    /// A front end has come; with its socket.
-    FrontEnd,
-    /// To be kept to from now on.
-    Limits(DiskLimits),
-    /// How it is.
-    Status,
-}
-
+pub(super) type ToPlace = near::ToPlace<DiskLimits>;
 /// From the store.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "kebab-case")]
-pub(super) enum FromPlace {
-    /// Front ends may be handed over, one after the other.
-    Placed,
-    /// They may not.
-    Refused(Refused),
-    /// The front end is gone, or was hung up on.
-    Left {
-        /// For people.
-        why: String,
-        /// Something was wrong.
-        fault: bool,
-    },
-    /// The guest asked for another cache mode, for the next place to know.
-    CacheMode {
-        /// What has been written is stable.
-        writethrough: bool,
-    },
-    /// How it is.
-    Status(Box<DiskStatus>),
+pub(super) type FromPlace = near::FromPlace<DiskStatus>;
+
+/// A disk as its guest sees it, but for its image.
+pub(crate) fn guest_of(spec: &DiskSpec) -> Guest {
+    Guest {
+        disk: spec.name.clone(),
+        queues: spec.queues,
+        features_off: spec.features_off,
+        writethrough: false,
+    }
 }
 
 /// A connection.

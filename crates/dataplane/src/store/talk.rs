@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use line::{Pipe, Wire};
 use remote::control;
 use remote::frame::{self, Item};
-use rustix::net::sockopt;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use serde::Serialize;
@@ -16,14 +16,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
-
-use crate::disk::pipe::Pipe;
-use crate::disk::wire::Wire;
-
-/// A peer whose machine is gone is given up after so long without a sign of it.
-const DEAD: Duration = Duration::from_secs(20);
-/// Signs that are asked for meanwhile.
-const PROBES: u32 = 3;
 
 /// Whom the peer has to be, and who this is.
 pub(super) enum Known<'c> {
@@ -63,12 +55,7 @@ impl Talk {
         patience: Duration,
         known: Option<Known<'_>>,
     ) -> io::Result<Talk> {
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, DEAD / (PROBES + 1))?;
-        sockopt::set_tcp_keepintvl(&stream, DEAD / (PROBES + 1))?;
-        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
-        sockopt::set_tcp_user_timeout(&stream, DEAD.as_millis() as u32)?;
+        line::look_after(&stream)?;
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let stream = match known {
             None => Stream::Plain(stream),

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use storeclient::{Error, Session};
+use storeclient::{Error, Session, Target};
 
 use crate::relay::{Relay, State};
 use crate::rig::{Store, name, open, session, until};
@@ -37,7 +37,7 @@ fn a_store_that_is_silent_is_given_up() {
     let store = Store::new();
     let relay = Relay::new(store.address);
     let ways = vec![relay.address.to_string(), store.address.to_string()];
-    let session = Session::connect(ways, "test", None).unwrap();
+    let session = Session::connect(Target::new(ways, "test")).unwrap();
     let image = open(&session, true);
     image.write_at(&[1; 512], 0).unwrap();
     relay.set(State::Held);
@@ -54,7 +54,8 @@ fn nobody_waits_longer_than_he_wants() {
     let store = Store::new();
     let relay = Relay::new(store.address);
     let patience = Some(Duration::from_millis(100));
-    let session = Session::connect(vec![relay.address.to_string()], "test", patience).unwrap();
+    let target = Target { patience, ..Target::new(vec![relay.address.to_string()], "test") };
+    let session = Session::connect(target).unwrap();
     let image = open(&session, true);
     relay.set(State::Refusing);
     relay.cut();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dataplane::store_control::{ImageName, Listed, Refused, Why};
 use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, Serving, serve_store};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use storeclient::{RemoteImage, Session};
+use storeclient::{RemoteImage, Session, Target};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -126,7 +126,7 @@ impl Drop for Store {
 }
 
 pub(crate) fn session(address: SocketAddr) -> Session {
-    Session::connect(vec![address.to_string()], "test", None).unwrap()
+    Session::connect(Target::new(vec![address.to_string()], "test")).unwrap()
 }
 
 pub(crate) fn open(session: &Session, write: bool) -> RemoteImage {

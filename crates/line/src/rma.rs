@@ -7,20 +7,21 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
-use fabric::{Depth, Endpoint, Fabric, Local, Registration, Remote, Rights, State};
-use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
+use fabric::{Depth, Endpoint, Fabric, Kind, Local, Registration, Remote, Rights, State};
+use guestmem::Segments;
+use remote::control::{At, Transport};
 use remote::frame::{self, Item};
 
-use super::wire::WireError;
+use crate::wire::WireError;
 
 /// Bytes of a message, at most: any frame without data, and a few with [`INLINE`] bytes of it.
 const SLOT: u32 = 16 << 10;
 /// Bytes of a write that go with the request, at most: that is less work for both sides than to have them
 /// fetched.
-pub(crate) const INLINE: u64 = 8 << 10;
+pub const INLINE: u64 = 8 << 10;
 /// Messages beside requests and their replies: pings.
 const SPARE: u32 = 8;
 
@@ -33,7 +34,7 @@ enum Use {
 }
 
 /// A connection, from the moment on at which requests may be sent.
-pub(crate) struct Rma {
+pub struct Rma {
     endpoint: Endpoint<Use>,
     fabric: Fabric,
     /// Rooms for what is sent, then for what is received.
@@ -48,11 +49,11 @@ pub(crate) struct Rma {
     taken: usize,
     heard: bool,
     /// The connection on which all this was agreed: its end is noticed.
-    _lifeline: Option<std::net::TcpStream>,
+    _lifeline: Option<TcpStream>,
 }
 
 /// How many operations there may be at once.
-pub(crate) fn depth(requests: u16) -> Depth {
+pub fn depth(requests: u16) -> Depth {
     let count = requests.saturating_add(SPARE as u16);
     Depth { transmits: count, receives: count }
 }
@@ -62,15 +63,15 @@ impl Rma {
     ///
     /// # Errors
     /// There is no memory for messages, or it cannot be registered.
-    pub(crate) fn new(
+    pub fn new(
         fabric: &Fabric,
         endpoint: impl FnOnce(Depth) -> Result<Fresh, fabric::Error>,
         requests: u16,
-        lifeline: Option<std::net::TcpStream>,
+        lifeline: Option<TcpStream>,
     ) -> io::Result<Rma> {
         let each = u32::from(requests) + SPARE;
         let size = u64::from(2 * each * SLOT);
-        let memory = memory(sys::memfd("hayate-messages", size, false)?, size)?;
+        let (_, memory) = crate::memory("hayate-messages", size)?;
         let messages = fabric.register(&memory, Rights::Local).map_err(io::Error::other)?;
         let Fresh(endpoint) = endpoint(depth(requests)).map_err(io::Error::other)?;
         let mut rma = Rma {
@@ -93,17 +94,17 @@ impl Rma {
     }
 
     /// The fabric that it is of.
-    pub(crate) fn fabric(&self) -> &Fabric {
+    pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
     /// Whether it is in use; what ended it.
-    pub(crate) fn state(&self) -> &State {
+    pub fn state(&self) -> &State {
         self.endpoint.state()
     }
 
     /// A descriptor to wait for, of its own.
-    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.endpoint.as_fd().try_clone_to_owned()
     }
 
@@ -122,7 +123,7 @@ impl Rma {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
+    pub fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
         let before = self.output.len();
         write(&mut self.output);
         self.cut(before)
@@ -132,7 +133,7 @@ impl Rma {
     ///
     /// # Errors
     /// As there, and [`WireError::Vanished`] with this tag.
-    pub(crate) fn frame_with(
+    pub fn frame_with(
         &mut self,
         tag: u64,
         data: &Segments,
@@ -165,7 +166,7 @@ impl Rma {
     ///
     /// # Errors
     /// Much is not taken, or the connection cannot go on.
-    pub(crate) fn flush(&mut self) -> Result<(), WireError> {
+    pub fn flush(&mut self) -> Result<(), WireError> {
         if self.output.is_empty() {
             return Ok(());
         }
@@ -181,7 +182,7 @@ impl Rma {
     ///
     /// # Errors
     /// The connection has ended; what came before it did is still there.
-    pub(crate) fn poll(&mut self) -> Result<(), WireError> {
+    pub fn poll(&mut self) -> Result<(), WireError> {
         self.endpoint.poll();
         let mut failed = None;
         while let Some(ended) = self.endpoint.ended() {
@@ -203,10 +204,7 @@ impl Rma {
     ///
     /// # Errors
     /// It is none.
-    pub(crate) fn item<T>(
-        &mut self,
-        take: impl FnOnce(Item<'_>) -> T,
-    ) -> Result<Option<T>, WireError> {
+    pub fn item<T>(&mut self, take: impl FnOnce(Item<'_>) -> T) -> Result<Option<T>, WireError> {
         while self.taken >= self.input.len() {
             let Some((room, len)) = self.received.pop_front() else { return Ok(None) };
             let local = self.room(room, len as u32)?;
@@ -229,7 +227,7 @@ impl Rma {
     ///
     /// # Errors
     /// It is not there.
-    pub(crate) fn data(&mut self, to: &Segments) -> Result<(), WireError> {
+    pub fn data(&mut self, to: &Segments) -> Result<(), WireError> {
         let end = self.taken.saturating_add(to.len() as usize);
         let data = self.input.get(self.taken..end);
         to.copy_from(data.ok_or(WireError::Unexpected("a message that ends within data"))?);
@@ -238,37 +236,32 @@ impl Rma {
     }
 
     /// The next number that came with what the peer has [delivered](Rma::deliver).
-    pub(crate) fn told(&mut self) -> Option<u32> {
+    pub fn told(&mut self) -> Option<u32> {
         let told = self.endpoint.told();
         self.heard |= told.is_some();
         told
     }
 
     /// Whether something has come since this was asked.
-    pub(crate) fn heard(&mut self) -> bool {
+    pub fn heard(&mut self) -> bool {
         std::mem::take(&mut self.heard)
     }
 
     /// Moves the peer's memory into this; [`Rma::moved`] tells when it has.
-    pub(crate) fn read(
-        &mut self,
-        local: Local,
-        from: Vec<Remote>,
-        n: u64,
-    ) -> Result<(), WireError> {
+    pub fn read(&mut self, local: Local, from: Vec<Remote>, n: u64) -> Result<(), WireError> {
         let begun = self.endpoint.read(local, from, Use::Move(n));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
     /// Moves this into the peer's memory; [`Rma::moved`] tells when it is there.
-    pub(crate) fn write(&mut self, local: Local, to: Vec<Remote>, n: u64) -> Result<(), WireError> {
+    pub fn write(&mut self, local: Local, to: Vec<Remote>, n: u64) -> Result<(), WireError> {
         let begun = self.endpoint.write(local, to, Use::Move(n));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
     /// Moves this into the peer's memory, and has it [told](Rma::told) this number then, if the fabric
     /// [does that](Fabric::delivers). [`Rma::moved`] tells when it was sent.
-    pub(crate) fn deliver(
+    pub fn deliver(
         &mut self,
         local: Local,
         to: Vec<Remote>,
@@ -280,33 +273,23 @@ impl Rma {
     }
 
     /// The next move that has ended.
-    pub(crate) fn moved(&mut self) -> Option<(u64, Result<(), fabric::Error>)> {
+    pub fn moved(&mut self) -> Option<(u64, Result<(), fabric::Error>)> {
         self.moved.pop_front()
     }
 
     /// Whether there is nothing to do before the descriptor becomes readable.
-    pub(crate) fn may_sleep(&mut self) -> bool {
+    pub fn may_sleep(&mut self) -> bool {
         let done = self.taken >= self.input.len() && self.output.is_empty();
         done && self.received.is_empty() && self.moved.is_empty() && self.endpoint.may_sleep()
     }
 }
 
 /// An endpoint that nothing was asked of.
-pub(crate) struct Fresh(Endpoint<Use>);
+pub struct Fresh(Endpoint<Use>);
 
 /// Takes a connection that somebody wants.
-pub(crate) fn accept(request: fabric::Request, depth: Depth) -> Result<Fresh, fabric::Error> {
+pub fn accept(request: fabric::Request, depth: Depth) -> Result<Fresh, fabric::Error> {
     request.accept(depth).map(Fresh)
-}
-
-/// Begins to connect.
-pub(crate) fn connect(
-    fabric: &Fabric,
-    peer: std::net::SocketAddr,
-    greeting: &[u8],
-    depth: Depth,
-) -> Result<Fresh, fabric::Error> {
-    fabric.connect(peer, greeting, depth).map(Fresh)
 }
 
 impl AsFd for Rma {
@@ -321,9 +304,49 @@ impl fmt::Debug for Rma {
     }
 }
 
-/// This program's memory of a file, as if it were a guest's.
-fn memory(file: OwnedFd, size: u64) -> io::Result<Arc<GuestMemory>> {
-    let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
-    let memory = GuestMemory::map(&[(spec, RegionFile::from(file))]);
-    Ok(Arc::new(memory.map_err(io::Error::other)?))
+/// The providers by which a store may reach memory of this host, the best first. What goes over a fabric is
+/// not encrypted, and TCP is there anyway: they are used where a network card moves the bytes, or where
+/// somebody says so.
+#[must_use]
+pub fn providers(transport: Transport, encrypted: bool) -> &'static [Kind] {
+    match transport {
+        Transport::Libfabric => &[Kind::Verbs, Kind::Tcp],
+        Transport::Auto if !encrypted && has_card() => &[Kind::Verbs],
+        Transport::Auto | Transport::Shm | Transport::Tcp => &[],
+    }
+}
+
+/// Whether the kernel knows a network card for it: libfabric is not even loaded otherwise.
+fn has_card() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
+}
+
+/// Those of these providers that can be used at this address, in their order. May take a while.
+///
+/// # Errors
+/// None of them can: why, for people.
+pub fn open(kinds: &[Kind], local: IpAddr) -> Result<Vec<Fabric>, String> {
+    let (mut open, mut why) = (Vec::new(), Vec::new());
+    for &kind in kinds {
+        match Fabric::open(kind, local) {
+            Ok(fabric) => open.push(fabric),
+            Err(error) => why.push(format!("{kind} at {local}: {error}")),
+        }
+    }
+    if open.is_empty() { Err(why.join("; ")) } else { Ok(open) }
+}
+
+/// Begins to connect to a store that said where, by one of these fabrics; [`Rma::state`] says when it is.
+/// `lifeline` is the connection on which that was said.
+///
+/// # Errors
+/// It chose a provider that it was not offered, or what that says.
+pub fn dial(fabrics: &[Fabric], at: &At, requests: u16, lifeline: TcpStream) -> io::Result<Rma> {
+    let of = |fabric: &&Fabric| fabric.kind().name() == at.provider;
+    let none =
+        || io::Error::other(format!("it chose a provider that was not offered: {}", at.provider));
+    let fabric = fabrics.iter().find(of).ok_or_else(none)?;
+    let greeting = at.place.0.to_be_bytes();
+    let connect = |depth| fabric.connect(at.address, &greeting, depth).map(Fresh);
+    Rma::new(fabric, connect, requests, Some(lifeline))
 }

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use guestmem::{Part, Segments};
 use remote::frame::{self, Item};
 use remote::{MAX_CONTROL, Malformed};
 
-use super::pipe::Pipe;
+use crate::pipe::Pipe;
 
 /// Room for what has arrived and was not taken: any frame without its data fits.
 const INPUT: usize = MAX_CONTROL as usize + frame::HEADER;
@@ -23,7 +24,7 @@ const FAULT: i32 = rustix::io::Errno::FAULT.raw_os_error();
 
 /// A connection, from the moment on at which requests may be sent.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub struct Wire {
     pipe: Pipe,
     input: Box<[u8]>,
     /// What has arrived and was not taken.
@@ -48,27 +49,33 @@ enum Out {
 
 /// Why a connection cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WireError {
+pub enum WireError {
+    /// By the peer.
     #[error("it was closed")]
     Closed,
+    /// The socket says so.
     #[error("it failed: {0}")]
     Io(io::Error),
+    /// What came is no frame.
     #[error("bytes came that are not of the protocol: {0}")]
     Malformed(#[from] Malformed),
+    /// A frame that may not come, or not now.
     #[error("the peer sent what it may not send: {0}")]
     Unexpected(&'static str),
+    /// Too much waits for the peer.
     #[error("the peer does not read what it is sent")]
     Unread,
     /// The memory of what has this tag has vanished, and something else cannot be sent in its place.
     #[error("memory has vanished")]
     Vanished(u64),
+    /// The fabric says so.
     #[error("the fabric: {0}")]
     Fabric(fabric::Error),
 }
 
 impl Wire {
     /// A connection on which these bytes have arrived already.
-    pub(crate) fn new(pipe: Pipe, arrived: &[u8]) -> Wire {
+    pub fn new(pipe: Pipe, arrived: &[u8]) -> Wire {
         let mut input = vec![0; INPUT.max(arrived.len())].into_boxed_slice();
         let end = arrived.len();
         if let Some(room) = input.get_mut(..end) {
@@ -79,16 +86,13 @@ impl Wire {
     }
 
     /// The descriptor, to wait for.
-    pub(crate) fn socket(&self) -> Arc<TcpStream> {
+    pub fn socket(&self) -> Arc<TcpStream> {
         self.pipe.socket()
     }
 
     /// The next item, if it has arrived. Data that belongs to it is to be taken next, with
     /// [`Wire::data`].
-    pub(crate) fn item<T>(
-        &mut self,
-        take: impl FnOnce(Item<'_>) -> T,
-    ) -> Result<Option<T>, WireError> {
+    pub fn item<T>(&mut self, take: impl FnOnce(Item<'_>) -> T) -> Result<Option<T>, WireError> {
         loop {
             let arrived = self.input.get(self.start..self.end).unwrap_or_default();
             if let Some((item, used)) = frame::parse(arrived)? {
@@ -107,7 +111,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`WireError::Vanished`] with tag 0: the memory is not there any more.
-    pub(crate) fn data(&mut self, to: &mut Segments) -> Result<bool, WireError> {
+    pub fn data(&mut self, to: &mut Segments) -> Result<bool, WireError> {
         while !to.is_empty() {
             let arrived = self.input.get(self.start..self.end).unwrap_or_default();
             if !arrived.is_empty() {
@@ -140,7 +144,7 @@ impl Wire {
     }
 
     /// Throws away so many bytes of data that arrive, which are taken off; whether that was all.
-    pub(crate) fn skip(&mut self, left: &mut u64) -> Result<bool, WireError> {
+    pub fn skip(&mut self, left: &mut u64) -> Result<bool, WireError> {
         while *left > 0 {
             let some = (*left).min((self.end - self.start) as u64);
             self.start += some as usize;
@@ -175,7 +179,7 @@ impl Wire {
     }
 
     /// Has frames sent behind all that is to be sent.
-    pub(crate) fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if let Some(Out::Own(bytes, _)) = self.output.back_mut() {
             let before = bytes.len();
             write(bytes);
@@ -189,7 +193,7 @@ impl Wire {
     }
 
     /// Has data sent behind all that is to be sent.
-    pub(crate) fn push(&mut self, tag: u64, data: Segments) {
+    pub fn push(&mut self, tag: u64, data: Segments) {
         self.output.push_back(Out::Data(tag, data));
     }
 
@@ -197,7 +201,7 @@ impl Wire {
     ///
     /// # Errors
     /// Much is not taken ([`WireError::Unread`]), or the connection cannot go on.
-    pub(crate) fn flush(&mut self) -> Result<(), WireError> {
+    pub fn flush(&mut self) -> Result<(), WireError> {
         loop {
             let Some(first) = self.output.front() else {
                 return match self.pipe.push() {
@@ -253,17 +257,23 @@ impl Wire {
     }
 
     /// Whether anything has arrived since this was asked.
-    pub(crate) fn heard(&mut self) -> bool {
+    pub fn heard(&mut self) -> bool {
         std::mem::take(&mut self.heard)
     }
 
     /// The tag of data that was sent since this was asked; nobody looks at its memory any more.
-    pub(crate) fn sent_data(&mut self) -> Option<u64> {
+    pub fn sent_data(&mut self) -> Option<u64> {
         self.sent.pop_front()
     }
 
     /// Whether something waits until the socket takes it.
-    pub(crate) fn is_behind(&self) -> bool {
+    pub fn is_behind(&self) -> bool {
         !self.output.is_empty() || self.pipe.is_behind()
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
     }
 }

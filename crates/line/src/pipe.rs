@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use guestmem::{Part, Segments};
@@ -13,7 +13,7 @@ const CHUNK: usize = 16 << 10;
 
 /// The two ways.
 #[derive(Debug)]
-pub(crate) struct Pipe {
+pub struct Pipe {
     socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
 }
@@ -25,16 +25,17 @@ fn vanished() -> io::Error {
 
 impl Pipe {
     /// The socket must not block.
-    pub(crate) fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
+    pub fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
         Pipe { socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
-    pub(super) fn socket(&self) -> Arc<TcpStream> {
+    /// The descriptor, to wait for.
+    pub fn socket(&self) -> Arc<TcpStream> {
         Arc::clone(&self.socket)
     }
 
     /// Whether guest memory goes to and from the socket without a copy.
-    pub(super) fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
@@ -42,7 +43,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `WouldBlock`: nothing has.
-    pub(super) fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+    pub fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return (&*self.socket).read(room) };
         loop {
             match tls.reader().read(room) {
@@ -64,7 +65,7 @@ impl Pipe {
     }
 
     /// Fills guest memory with what has arrived, if it [is plain](Pipe::is_plain).
-    pub(super) fn receive(&self, to: &Segments) -> io::Result<usize> {
+    pub fn receive(&self, to: &Segments) -> io::Result<usize> {
         guestmem::receive(self.socket.as_fd(), to)
     }
 
@@ -72,7 +73,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `WouldBlock`: nothing is. `EFAULT`: the memory of the first part has vanished.
-    pub(super) fn send<'a>(&mut self, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
+    pub fn send<'a>(&mut self, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return guestmem::send(self.socket.as_fd(), parts) };
         let mut taken = 0;
         'parts: for part in parts {
@@ -115,7 +116,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `WouldBlock`: not all of it was taken.
-    pub(super) fn push(&mut self) -> io::Result<()> {
+    pub fn push(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         while tls.wants_write() {
             tls.write_tls(&mut &*self.socket)?;
@@ -124,7 +125,13 @@ impl Pipe {
     }
 
     /// Whether something was encrypted that the socket has not taken.
-    pub(super) fn is_behind(&self) -> bool {
+    pub fn is_behind(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+}
+
+impl AsFd for Pipe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
