@@ -12,6 +12,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ impl Drop for Running {
 struct Rig {
     daemon: Daemon,
     store: Option<Running>,
+    /// How it is started, beside what every store is.
+    store_args: Vec<String>,
     address: String,
     /// Holds the mount namespace.
     namespace: Child,
@@ -98,7 +101,8 @@ impl Rig {
         let here = fs::read_link("/proc/self/ns/mnt").unwrap();
         let there = format!("/proc/{}/ns/mnt", namespace.id());
         until("the namespace is there", || fs::read_link(&there).is_ok_and(|it| it != here));
-        let mut rig = Rig { daemon, store: None, address: "127.0.0.1:0".into(), namespace, dir };
+        let address = "127.0.0.1:0".into();
+        let mut rig = Rig { daemon, store: None, store_args: Vec::new(), address, namespace, dir };
         rig.serve();
         rig
     }
@@ -107,10 +111,31 @@ impl Rig {
     fn serve(&mut self) {
         let mut command = Command::new(HAYATE);
         command.args(["store", "serve", "--listen", &self.address, "--dir"]);
-        command.arg(self.daemon.run_dir.join("state/images"));
+        command.arg(self.daemon.run_dir.join("state/images")).args(&self.store_args);
         let mut store = Running::start(command, self.daemon.run_dir.join("store.log"));
         self.address = store.ready();
         self.store = Some(store);
+    }
+
+    /// The same with other arguments.
+    fn start_anew_with(&mut self, args: &[&str]) {
+        drop(self.store.take());
+        self.store_args = args.iter().map(|&arg| arg.to_owned()).collect();
+        self.serve();
+    }
+
+    /// Certificates of a store and a host, and of a host that another authority knows.
+    fn certify(&self) -> PathBuf {
+        let pki = self.daemon.run_dir.join("pki");
+        let (own, strange) = (pki.to_str().unwrap(), pki.join("strange"));
+        let strange = strange.to_str().unwrap();
+        let all = [(own, "store"), (own, "vm1"), (strange, "vm1")];
+        for (dir, name) in all {
+            let made = ["store", "cert", "--dir", dir, name, "--address", "127.0.0.1"];
+            let said = common::hayate(made);
+            assert_eq!(said.status, 0, "{said:?}");
+        }
+        pki
     }
 
     /// A program in the mount namespace.
@@ -191,6 +216,18 @@ fn content(length: usize, seed: u8) -> Vec<u8> {
 }
 
 const SIZE: usize = 8 << 20;
+const LIBFABRIC: [&str; 2] = ["--transport", "libfabric"];
+
+/// Whether there is a fabric to be tested.
+fn has_fabric() -> bool {
+    let list = common::hayate(["fabric", "list", "--json"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let there = !list["libfabric"].is_null();
+    if !there {
+        eprintln!("not tested: there is no libfabric");
+    }
+    there
+}
 
 #[test]
 fn images_are_copied_in_and_out() {
@@ -200,8 +237,9 @@ fn images_are_copied_in_and_out() {
     daemon.ok("image create thin --size 8M --format qcow2");
     daemon.ok("image create old --size 1M");
     daemon.ok("image snapshot old s");
-    for cache in [&[][..], &["--cache"]] {
-        let mounted = rig.mount(cache);
+    let ways = [&["--transport", "tcp"][..], &["--cache", "--transport", "shm"]];
+    for options in ways.into_iter().chain(has_fabric().then_some(&LIBFABRIC[..])) {
+        let mounted = rig.mount(options);
         let mut names: Vec<_> = fs::read_dir(rig.path("")).unwrap().collect();
         names.sort_by_key(|entry| entry.as_ref().unwrap().file_name());
         let names: Vec<_> = names.into_iter().map(|e| e.unwrap().file_name()).collect();
@@ -252,7 +290,8 @@ fn images_are_copied_in_and_out() {
         let snapshot = rig.open("old@s", true).unwrap_err();
         assert_eq!(snapshot.kind(), ErrorKind::ReadOnlyFilesystem);
         assert!(fs::read(rig.path("old@s")).unwrap() == vec![0; 1 << 20]);
-        mounted.stop();
+        let (by, log) = (options.last().unwrap(), mounted.stop());
+        assert!(log.contains(&format!("transport=\"{by}\"")), "{log}");
         assert!(!rig.is_mounted());
     }
 }
@@ -328,6 +367,132 @@ fn a_store_that_starts_anew_is_waited_for() {
     assert_eq!(whole[..16], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
     assert_eq!((whole[8000], whole[12000], whole[16000], whole[20999]), (2, 3, 4, 4));
     mounted.stop();
+}
+
+/// A store is killed again and again under threads that write and look whether it is there: by every
+/// transport, nothing is lost and nothing is done twice in the wrong order.
+#[test]
+fn a_store_that_is_killed_loses_nothing() {
+    dies_under_writers("tcp", false);
+    dies_under_writers("shm", true);
+    if has_fabric() {
+        dies_under_writers("libfabric", false);
+    }
+}
+
+fn dies_under_writers(transport: &str, tls: bool) {
+    const WRITERS: usize = 6;
+    const EACH: usize = SIZE / WRITERS / 8192 * 8192;
+    let mut rig = Rig::new();
+    rig.daemon.ok("image create web --size 8M");
+    let pki = rig.certify();
+    let mut options = vec!["--transport", transport];
+    let own = pki.join("vm1");
+    if tls {
+        rig.start_anew_with(&["--tls-dir", pki.join("store").to_str().unwrap()]);
+        options.extend(["--tls-dir", own.to_str().unwrap()]);
+    }
+    let mounted = rig.mount(&options);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let file = rig.open("web", true).unwrap();
+    let last = thread::scope(|scope| {
+        let writers = (0..WRITERS).map(|number| {
+            let (file, stop, rounds) = (&file, &stop, &rounds);
+            scope.spawn(move || {
+                let mut model = vec![0; EACH];
+                let mut chance = 7 + number as u64;
+                while !stop.load(SeqCst) {
+                    chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let at = (chance >> 33) as usize % EACH;
+                    let length = ((chance >> 20) as usize % 9000).min(EACH - at);
+                    let data = content(length, chance as u8 ^ (chance >> 40) as u8);
+                    let place = (number * EACH + at) as u64;
+                    file.write_all_at(&data, place).unwrap();
+                    model[at..at + length].copy_from_slice(&data);
+                    let mut back = vec![0; length.min(4096)];
+                    file.read_exact_at(&mut back, place).unwrap();
+                    assert!(back == data[..back.len()]);
+                    if chance >> 60 == 0 {
+                        file.sync_data().unwrap();
+                    }
+                    rounds.fetch_add(1, SeqCst);
+                }
+                model
+            })
+        });
+        let writers: Vec<_> = writers.collect();
+        for round in 0..12 {
+            let before = rounds.load(SeqCst);
+            until("they write", || rounds.load(SeqCst) > before + 20);
+            let store = rig.store.take().unwrap();
+            store.signal(if round % 4 == 3 { "TERM" } else { "KILL" });
+            drop(store);
+            rig.serve();
+        }
+        stop.store(true, SeqCst);
+        writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect::<Vec<u8>>()
+    });
+    let mut back = vec![0; last.len()];
+    file.read_exact_at(&mut back, 0).unwrap();
+    assert!(back == last, "{transport}");
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(rig.exported("web")[..last.len()] == last, "{transport}");
+    let log = mounted.stop();
+    assert_eq!(log.matches("connected again").count(), 12, "{log}");
+}
+
+/// A store that asks for certificates, and who has none, the wrong one, or may not have an image.
+#[test]
+fn certificates_are_shown_and_looked_at() {
+    let mut rig = Rig::new();
+    rig.daemon.ok("image create web --size 8M");
+    rig.daemon.ok("image create other --size 8M");
+    let pki = rig.certify();
+    let rules = "[clients.vm1]\nwrite = [\"web\"]\n";
+    fs::write(pki.join("store/clients.toml"), rules).unwrap();
+    rig.start_anew_with(&["--tls-dir", pki.join("store").to_str().unwrap()]);
+    let fails = |options: &[&str], status, part: &str| {
+        let output = rig.mount_command(options).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(status) && text.contains(part), "{text}");
+    };
+    fails(&[], 3, "does not answer");
+    let strange = pki.join("strange/vm1");
+    fails(&["--tls-dir", strange.to_str().unwrap()], 3, "certificate");
+    fails(&["--tls-dir", "/nowhere"], 2, "--tls-dir: /nowhere/ca.pem");
+    let own = pki.join("vm1");
+    for transport in ["tcp", "auto"] {
+        let options = ["--tls-dir", own.to_str().unwrap(), "--transport", transport];
+        let mounted = rig.mount(&options);
+        let file = rig.open("web", true).unwrap();
+        file.write_all_at(&content(SIZE, 9), 0).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        assert!(fs::read(rig.path("web")).unwrap() == content(SIZE, 9));
+        let other = rig.open("other", false).unwrap_err();
+        assert_eq!(other.kind(), ErrorKind::PermissionDenied);
+        let log = mounted.stop();
+        assert!(log.contains(if transport == "tcp" { "\"tcp\"" } else { "\"shm\"" }), "{log}");
+    }
+}
+
+/// A store that is not on this machine shares no memory: here, as its socket is not to be seen.
+#[test]
+fn a_transport_that_is_not_there_is_refused() {
+    let rig = Rig::new();
+    let images = rig.daemon.run_dir.join("state/images");
+    let socket = fs::read_dir(images).unwrap().map(|entry| entry.unwrap().path());
+    let socket = socket.filter(|path| path.extension().is_some_and(|it| it == "sock"));
+    socket.for_each(|path| fs::remove_file(path).unwrap());
+    let output = rig.mount_command(&["--transport", "shm"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("(shm)"), "{text}");
+    rig.daemon.ok("image create web --size 8M");
+    let mounted = rig.mount(&[]);
+    assert_eq!(fs::read(rig.path("web")).unwrap().len(), SIZE);
+    let log = mounted.stop();
+    assert!(log.contains("transport=\"tcp\""), "{log}");
 }
 
 #[test]

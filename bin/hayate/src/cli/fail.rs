@@ -89,7 +89,7 @@ impl Failure {
     /// The images of a store were not mounted.
     pub(super) fn mount(error: &MountError) -> Self {
         let exit = match error {
-            MountError::Log(_) => 2,
+            MountError::Log(_) | MountError::Tls(_) => 2,
             MountError::Store(storeclient::Error::Connect { .. }) => 3,
             _ => 1,
         };

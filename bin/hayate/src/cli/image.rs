@@ -55,10 +55,10 @@ pub(super) fn command(client: &Client, command: ImageCommand) -> Result<(), Fail
 
 /// It needs no daemon.
 fn mount(args: ImageMount) -> Result<(), Failure> {
-    // There is one transport, whichever was said.
-    let ImageMount { store, dir, readonly, cache, transport: _, store_timeout, log } = args;
+    let ImageMount { store, dir, readonly, cache, transport, tls_dir, store_timeout, log } = args;
+    let transport = transport.unwrap_or(api::Transport::Auto);
     let patience = store_timeout.map(Duration::from_secs);
-    let options = mount::Options { store, dir, readonly, cache, patience, log };
+    let options = mount::Options { store, dir, readonly, cache, patience, transport, tls_dir, log };
     mount::run(&options).map_err(|error| Failure::mount(&error))
 }
 

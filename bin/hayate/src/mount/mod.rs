@@ -2,7 +2,7 @@
 //! somebody unmounts them.
 //!
 //! ```text
-//! program --> kernel --FUSE--> threads ([`fuse`]) --> [`files`] --> storeclient ==== TCP ==== store
+//! program --> kernel --FUSE--> threads ([`fuse`]) --> [`files`] --> storeclient ==== store
 //! ```
 //!
 //! Each of [`THREADS`] threads carries out one request of the kernel at a time, and waits for the
@@ -13,6 +13,7 @@ mod files;
 mod fuse;
 
 use crate::daemon::{any, log, notify, signals};
+use crate::tls::{self, TlsError};
 use api::StoreAddress;
 use files::Files;
 use fuse::Fuse;
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
-use storeclient::Session;
+use storeclient::{Session, Target, Transport};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -44,6 +45,9 @@ pub(crate) struct Options {
     pub(crate) cache: bool,
     /// How long a program waits for a store that is away; `None`: until it is back.
     pub(crate) patience: Option<Duration>,
+    pub(crate) transport: Transport,
+    /// Certificates.
+    pub(crate) tls_dir: Option<PathBuf>,
     pub(crate) log: Option<String>,
 }
 
@@ -52,6 +56,8 @@ pub(crate) struct Options {
 pub(crate) enum MountError {
     #[error("--log: {0}")]
     Log(String),
+    #[error("--tls-dir: {0}")]
+    Tls(#[from] TlsError),
     #[error(transparent)]
     Store(#[from] storeclient::Error),
     #[error("{dir} cannot be mounted at: {source}")]
@@ -72,7 +78,14 @@ pub(crate) fn run(options: &Options) -> Result<(), MountError> {
 async fn mount(options: &Options) -> Result<(), MountError> {
     let mut ends = signals()?;
     let client = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let session = Session::connect(options.store.addresses.clone(), &client, options.patience)?;
+    let tls = options.tls_dir.as_deref().map(tls::client).transpose()?;
+    let session = Session::connect(Target {
+        addresses: options.store.addresses.clone(),
+        client,
+        patience: options.patience,
+        transport: options.transport,
+        tls,
+    })?;
     let files = Arc::new(Files::new(session, options.readonly));
     let fuse = Fuse {
         files: Arc::clone(&files),

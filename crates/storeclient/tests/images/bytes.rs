@@ -4,10 +4,10 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 
 use proptest::prelude::*;
-use storeclient::{Error, RemoteImage, Why};
+use storeclient::{Error, RemoteImage, Transport, Why};
 
 use crate::relay::Relay;
-use crate::rig::{SIZE, Store, name, open, session, until};
+use crate::rig::{SIZE, Store, has_fabric, name, open, session, session_by, until};
 
 /// One call.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ fn place(model: &mut [u8], at: u64, length: u64) -> Option<&mut [u8]> {
     model.get_mut(usize::try_from(at).ok()?..usize::try_from(at + length).ok()?)
 }
 
-fn play(image: &RemoteImage, relay: &Relay, model: &mut [u8], calls: &[Call]) {
+fn play(image: &RemoteImage, cut: impl Fn(), model: &mut [u8], calls: &[Call]) {
     for call in calls {
         match *call {
             Call::Read(at, length) => {
@@ -78,8 +78,31 @@ fn play(image: &RemoteImage, relay: &Relay, model: &mut [u8], calls: &[Call]) {
                 }
             }
             Call::Flush => image.flush().unwrap(),
-            Call::Cut => relay.cut(),
+            Call::Cut => cut(),
         }
+    }
+}
+
+/// Plays all this against a model.
+fn is_an_array(calls: &[Call], transport: Transport) {
+    let store = Store::new();
+    let relay = Relay::new(store.address);
+    let session = session_by(relay.address, transport);
+    let image = open(&session, true);
+    assert_eq!(image.transport(), transport);
+    let mut model = vec![0; SIZE as usize];
+    play(&image, || cut(&store, &relay, transport), &mut model, calls);
+    drop(image);
+    let mut there = vec![0; SIZE as usize];
+    store.disk.read_exact_at(&mut there, 0).unwrap();
+    assert!(there == model);
+}
+
+/// Ends the connection. What is in memory does not go through the relay.
+fn cut(store: &Store, relay: &Relay, transport: Transport) {
+    match transport {
+        Transport::Shm => store.fence(),
+        _ => relay.cut(),
     }
 }
 
@@ -88,16 +111,23 @@ proptest! {
 
     #[test]
     fn an_image_is_an_array_of_bytes(calls in prop::collection::vec(call(), 1..40)) {
-        let store = Store::new();
-        let relay = Relay::new(store.address);
-        let session = session(relay.address);
-        let image = open(&session, true);
-        let mut model = vec![0; SIZE as usize];
-        play(&image, &relay, &mut model, &calls);
-        drop(image);
-        let mut there = vec![0; SIZE as usize];
-        store.disk.read_exact_at(&mut there, 0).unwrap();
-        prop_assert!(there == model);
+        is_an_array(&calls, Transport::Tcp);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 15, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_image_in_shared_memory_is_an_array_of_bytes(calls in prop::collection::vec(call(), 1..40)) {
+        is_an_array(&calls, Transport::Shm);
+    }
+
+    #[test]
+    fn an_image_behind_a_fabric_is_an_array_of_bytes(calls in prop::collection::vec(call(), 1..30)) {
+        if has_fabric() {
+            is_an_array(&calls, Transport::Libfabric);
+        }
     }
 }
 
@@ -105,15 +135,31 @@ proptest! {
 /// cut: each finds its own bytes, and all are there in the end.
 #[test]
 fn neighbours_in_a_sector_lose_nothing() {
+    neighbours(Transport::Tcp);
+}
+
+#[test]
+fn neighbours_in_shared_memory_lose_nothing() {
+    neighbours(Transport::Shm);
+}
+
+#[test]
+fn neighbours_behind_a_fabric_lose_nothing() {
+    if has_fabric() {
+        neighbours(Transport::Libfabric);
+    }
+}
+
+fn neighbours(transport: Transport) {
     const THREADS: usize = 8;
     const BYTES: usize = 6000;
     let store = Store::new();
     let relay = Relay::new(store.address);
-    let session = session(relay.address);
+    let session = session_by(relay.address, transport);
     let image = open(&session, true);
     thread::scope(|scope| {
         for number in 0..THREADS {
-            let (image, relay) = (&image, &relay);
+            let (image, store, relay) = (&image, &store, &relay);
             scope.spawn(move || {
                 for round in 0..30u8 {
                     // Every piece of 97 bytes belongs to the thread of its number.
@@ -127,7 +173,7 @@ fn neighbours_in_a_sector_lose_nothing() {
                         }
                     }
                     if round % 10 == number as u8 {
-                        relay.cut();
+                        cut(store, relay, transport);
                     }
                 }
             });
@@ -145,8 +191,13 @@ fn neighbours_in_a_sector_lose_nothing() {
 /// Long reads and writes of many threads at once are more than a store allows to be under way.
 #[test]
 fn more_is_asked_for_than_may_be_under_way() {
+    let fabric = has_fabric().then_some(Transport::Libfabric);
+    [Transport::Tcp, Transport::Shm].into_iter().chain(fabric).for_each(ask_for_more);
+}
+
+fn ask_for_more(transport: Transport) {
     let store = Store::new();
-    let session = session(store.address);
+    let session = session_by(store.address, transport);
     let image = open(&session, true);
     thread::scope(|scope| {
         for number in 0..16u8 {

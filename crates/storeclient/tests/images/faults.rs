@@ -3,10 +3,10 @@
 use std::thread;
 use std::time::Duration;
 
-use storeclient::{Error, Session, Target};
+use storeclient::{Error, Session, Target, Transport};
 
 use crate::relay::{Relay, State};
-use crate::rig::{Store, name, open, session, until};
+use crate::rig::{Store, name, open, session, target, until};
 
 #[test]
 fn a_store_that_is_away_is_waited_for() {
@@ -37,7 +37,9 @@ fn a_store_that_is_silent_is_given_up() {
     let store = Store::new();
     let relay = Relay::new(store.address);
     let ways = vec![relay.address.to_string(), store.address.to_string()];
-    let session = Session::connect(Target::new(ways, "test")).unwrap();
+    let session =
+        Session::connect(Target { addresses: ways, ..target(store.address, Transport::Tcp) })
+            .unwrap();
     let image = open(&session, true);
     image.write_at(&[1; 512], 0).unwrap();
     relay.set(State::Held);
@@ -54,7 +56,7 @@ fn nobody_waits_longer_than_he_wants() {
     let store = Store::new();
     let relay = Relay::new(store.address);
     let patience = Some(Duration::from_millis(100));
-    let target = Target { patience, ..Target::new(vec![relay.address.to_string()], "test") };
+    let target = Target { patience, ..target(relay.address, Transport::Tcp) };
     let session = Session::connect(target).unwrap();
     let image = open(&session, true);
     relay.set(State::Refusing);

@@ -1,7 +1,8 @@
 //! A store with one image in memory, `disk`, and `full`, to which nothing can be written.
 
 use std::fs::File;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
@@ -9,10 +10,16 @@ use std::time::{Duration, Instant};
 
 use dataplane::store_control::{ImageName, Listed, Refused, Why};
 use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, Serving, serve_store};
+use remote::control::{self, ToClient, ToStore};
+use remote::frame::{self, Item};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use storeclient::{RemoteImage, Session, Target};
+use storeclient::{RemoteImage, Session, Target, Transport};
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use vhost_session::socket::Listener;
+
+use crate::certs::Certificates;
 
 /// Bytes of each image.
 pub(crate) const SIZE: u64 = 4 << 20;
@@ -76,10 +83,20 @@ pub(crate) struct Store {
     pub(crate) address: SocketAddr,
     users: Users,
     stop: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    /// Where its Unix socket is.
+    _dir: TempDir,
 }
 
 impl Store {
     pub(crate) fn new() -> Store {
+        Store::with(None, true)
+    }
+
+    /// With certificates, of clients too; `near`: and a Unix socket.
+    pub(crate) fn with(certificates: Option<&Certificates>, near: bool) -> Store {
+        let tls = certificates.map(Certificates::server);
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("near");
         let file = |seals| {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = File::from(memfd_create("image", flags).unwrap());
@@ -102,12 +119,52 @@ impl Store {
                 said.send(listener.local_addr().unwrap()).unwrap();
                 let end = async { _ = stopping.await };
                 let name = "test".to_owned();
-                let serving = Serving { listener, local: None, name, tls: None };
+                let local = near.then(|| Listener::bind(&socket).unwrap());
+                let serving = Serving { listener, local, name, tls };
                 serve_store(&host, serving, Arc::new(shelf), end).await.unwrap();
                 host.shutdown().await;
             });
         });
-        Store { disk, address: listens.recv().unwrap(), users, stop: Some((stop, thread)) }
+        Store {
+            disk,
+            address: listens.recv().unwrap(),
+            users,
+            stop: Some((stop, thread)),
+            _dir: dir,
+        }
+    }
+
+    /// Ends the connection of whoever has the image, however it was made.
+    pub(crate) fn fence(&self) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let client = "fence".to_owned();
+        let hello = ToStore::Hello { version: remote::VERSION, client };
+        let open = ToStore::Open {
+            image: name("disk"),
+            write: false,
+            session: control::Session(7),
+            fence: true,
+            in_place: false,
+            fabrics: Vec::new(),
+        };
+        let mut arrived = Vec::new();
+        for message in [hello, open] {
+            let mut bytes = Vec::new();
+            frame::control(&mut bytes, &control::encode(&message));
+            stream.write_all(&bytes).unwrap();
+            loop {
+                if let Some((Item::Control(json), used)) = frame::parse(&arrived).unwrap() {
+                    // Also one who comes too late has ended others.
+                    control::decode::<ToClient>(json).unwrap();
+                    arrived.drain(..used);
+                    break;
+                }
+                let mut some = [0; 1024];
+                let count = stream.read(&mut some).unwrap();
+                assert!(count > 0);
+                arrived.extend_from_slice(&some[..count]);
+            }
+        }
     }
 
     /// How many have an image open for writing, and how many for reading.
@@ -125,8 +182,28 @@ impl Drop for Store {
     }
 }
 
+/// By TCP.
 pub(crate) fn session(address: SocketAddr) -> Session {
-    Session::connect(Target::new(vec![address.to_string()], "test")).unwrap()
+    session_by(address, Transport::Tcp)
+}
+
+pub(crate) fn session_by(address: SocketAddr, transport: Transport) -> Session {
+    Session::connect(target(address, transport)).unwrap()
+}
+
+pub(crate) fn target(address: SocketAddr, transport: Transport) -> Target {
+    Target { transport, ..Target::new(vec![address.to_string()], "test") }
+}
+
+/// Whether there is a fabric to be tested.
+pub(crate) fn has_fabric() -> bool {
+    let there = fabric::providers()
+        .iter()
+        .any(|one| one.kind == fabric::Kind::Tcp && one.missing.is_none());
+    if !there {
+        eprintln!("not tested: there is no libfabric");
+    }
+    there
 }
 
 pub(crate) fn open(session: &Session, write: bool) -> RemoteImage {

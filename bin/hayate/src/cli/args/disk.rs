@@ -123,6 +123,8 @@ Examples:
   cp /mnt/images/web web.raw                              (a copy of an image)
   dd if=web.raw of=/mnt/images/web bs=1M conv=notrunc     (and back)
   hayate image mount store://10.0.0.5:4420/ /mnt/images --readonly --cache
+  hayate image mount store://10.0.0.5:4420/ /mnt/images --tls-dir pki/vm1
+  hayate image mount store://127.0.0.1:4420/ /mnt/images --transport shm
 
 Each image is a file of its size. While a file is open, so is the image: as for disks, one writes it
 or many read it, and everybody else is told that it is busy. Images are not made, removed or resized
@@ -143,9 +145,15 @@ pub(crate) struct ImageMount {
     /// store, and files cannot be mapped into memory for writing
     #[arg(long)]
     pub(crate) cache: bool,
-    /// How bytes come from the store and go there: tcp, or auto, the best there is [default: auto]
-    #[arg(long, value_parser = words([Transport::Auto, Transport::Tcp], Transport::as_str))]
+    /// How bytes come from the store and go there: shm (it is on this host, and moves them in memory that it
+    /// shares with this program), libfabric (the same over a fabric), tcp, or auto, the best there is
+    /// [default: auto]
+    #[arg(long, value_parser = words(TRANSPORTS, Transport::as_str))]
     pub(crate) transport: Option<Transport>,
+    /// Certificates for the store to know this host by, and to know the store by: ca.pem, cert.pem and
+    /// key.pem, as `hayate store cert` makes them [default: neither is asked for, nothing is encrypted]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) tls_dir: Option<PathBuf>,
     /// How long a program waits for a store that is away before it gets errors, in seconds
     /// [default: until it is back]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
