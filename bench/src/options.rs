@@ -25,7 +25,7 @@ Examples:
   hayate bench --cells throughput --offloads             (guests with offloads, as Linux has them)
   hayate bench --cells disk --quick                      (4 KiB and 1 MiB requests to disks in memory)
   hayate bench --cells disk,disk-idle --disk-dir /mnt    (all of disks, also on the file system there)
-  hayate bench --cells store             (disks whose images are in a store, beside NBD)
+  hayate bench --cells store             (disks and mounts of a store, beside NBD and Gfarm)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
@@ -81,7 +81,7 @@ pub struct Options {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "hayate,qsd,fio,null,store-shm,store-libfabric,store-tcp,qsd-nbd"
+        default_value = "hayate,qsd,fio,null,store-shm,store-libfabric,store-tcp,qsd-nbd,fuse-shm,fuse-libfabric,fuse-tcp,gfarm,nbd"
     )]
     pub disk_systems: Vec<disk::System>,
     /// Where the images of disks are
@@ -220,7 +220,7 @@ mod tests {
     fn tables_of_frames_and_of_disks_are_one_list() {
         let all = parse(&[]).unwrap();
         assert!(!all.chosen().is_empty());
-        assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 8);
+        assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 11);
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();

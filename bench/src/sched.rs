@@ -75,6 +75,29 @@ pub fn cpu_time_of_threads(pid: u32) -> Duration {
     later.map(|thread| thread.times().ran).sum()
 }
 
+/// The processes that descend from one, those with one of these names.
+#[must_use]
+pub fn descendants(of: u32, names: &[&str]) -> Vec<u32> {
+    let mut parents = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name is in parentheses, and may have some.
+        let fields = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
+        if let (Some(pid), Some((name, rest))) = (pid, fields) {
+            let parent = rest.split_whitespace().nth(1).and_then(|text| text.parse::<u32>().ok());
+            parents.insert(pid, (parent.unwrap_or(0), names.contains(&name)));
+        }
+    }
+    let descends = |pid: u32| {
+        let up = |pid: &u32| parents.get(pid).map(|(parent, _)| *parent);
+        // No process has so many above it.
+        std::iter::successors(Some(pid), up).take(64).any(|above| above == of)
+    };
+    let named = parents.iter().filter(|(_, (_, named))| *named).map(|(pid, _)| *pid);
+    named.filter(|pid| descends(*pid)).collect()
+}
+
 fn threads(pid: u32) -> impl Iterator<Item = Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     tasks.into_iter().flatten().filter_map(|task| Some(Thread(task.ok()?.path())))
@@ -202,6 +225,18 @@ mod tests {
             sum = std::hint::black_box(sum + 1);
         }
         assert!(of() <= cpu_time(std::process::id()));
+    }
+
+    #[test]
+    fn a_child_descends_from_this_process() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let me = std::process::id();
+        // Its name is that of this program for a moment.
+        while !descendants(me, &["sleep"]).contains(&child.id()) {}
+        assert!(!descendants(me, &["other"]).contains(&child.id()));
+        assert!(descendants(child.id(), &["sleep"]) == [child.id()]);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub enum Table {
     Disk,
     /// CPU of the back end of 100 disks whose guests do nothing
     DiskIdle,
-    /// requests to a disk whose image another process serves: front end, back end and server
+    /// requests to a disk or file whose image another process serves: client, back end or mount, and server
     Store,
 }
 
@@ -116,6 +116,9 @@ pub struct Cell {
     /// A server has the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub remote: bool,
+    /// The page cache of who has the image has nothing of it when a window begins.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cold: bool,
 }
 
 /// Disks of [`Table::DiskIdle`].
@@ -141,11 +144,18 @@ pub fn cells(tables: &[Table], media: &[Medium], quick: bool) -> Vec<Cell> {
             }
             Table::DiskIdle => {
                 let (medium, disks) = (Medium::Tmpfs, IDLE);
-                cells.push(Cell { medium, disks, job: None, remote: false });
+                cells.push(Cell { medium, disks, job: None, remote: false, cold: false });
             }
             Table::Store => {
                 let remote = |job| Cell { remote: true, ..Cell::of(Medium::Tmpfs, job) };
                 cells.extend(remote_jobs().into_iter().map(remote));
+                // What is in memory cannot be forgotten.
+                let cold = |job: &Job| job.block == 4096 && !job.access.writes();
+                let cold = remote_jobs().into_iter().filter(cold);
+                let medium = Medium::Disk;
+                if media.contains(&medium) {
+                    cells.extend(cold.map(|job| Cell { medium, cold: true, ..remote(job) }));
+                }
             }
         }
     }
@@ -183,7 +193,7 @@ fn jobs() -> Vec<Job> {
 
 impl Cell {
     fn of(medium: Medium, job: Job) -> Cell {
-        Cell { medium, disks: 1, job: Some(job), remote: false }
+        Cell { medium, disks: 1, job: Some(job), remote: false, cold: false }
     }
 
     /// What it differs in from its neighbours in the table.
@@ -197,7 +207,8 @@ impl Cell {
             other => format!("{} KiB", other >> 10),
         };
         let jobs = if jobs == 1 { String::new() } else { format!(", {jobs} jobs") };
-        format!("{size} {}, QD {depth}{jobs}", access.as_str())
+        let cold = if self.cold { ", cold" } else { "" };
+        format!("{size} {}, QD {depth}{jobs}{cold}", access.as_str())
     }
 }
 
@@ -206,10 +217,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_eighteen_cells_on_either_medium_and_eight_with_a_server() {
+    fn a_table_has_eighteen_cells_on_either_medium_and_eleven_with_a_server() {
         let media = [Medium::Tmpfs, Medium::Disk];
         let all = cells(&[Table::Disk, Table::DiskIdle, Table::Store], &media, false);
-        assert_eq!(all.len(), 2 * 18 + 1 + 8);
+        assert_eq!(all.len(), 2 * 18 + 1 + 11);
         assert_eq!(cells(&[Table::Disk], &media, true).len(), 8);
         let mut once = all.clone();
         once.sort();

@@ -1,4 +1,5 @@
-//! fio with io_uring on the bare file: no device, no guest, no rings between two processes.
+//! fio with io_uring on the bare file: no device, no guest, no rings between two processes; or as the client
+//! of an NBD server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,6 +32,17 @@ pub struct Found {
     /// CPU time of the threads of all jobs, those of the kernel's io-wq too, in seconds for a second,
     /// while requests were made.
     pub cpu: f64,
+    /// The same of the server.
+    pub server: Option<f64>,
+}
+
+/// What it reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// A file.
+    File(&'a Path),
+    /// An export at this URI, of a process.
+    Nbd(&'a str, u32),
 }
 
 /// The output, of which the beginning may be words of warning.
@@ -87,7 +99,7 @@ pub fn parse(text: &str) -> Result<(f64, RoundTrips), LoadError> {
 }
 
 /// The command for a job on a file.
-fn command(job: &Job, file: &Path, size: u64, medium: Medium, cpu: usize) -> Vec<String> {
+fn command(job: &Job, target: Target<'_>, size: u64, medium: Medium, cpu: usize) -> Vec<String> {
     let rw = match (job.access.random(), job.access.writes()) {
         (true, false) => "randread",
         (true, true) => "randwrite",
@@ -95,22 +107,29 @@ fn command(job: &Job, file: &Path, size: u64, medium: Medium, cpu: usize) -> Vec
         (false, true) => "write",
     };
     let depth = job.depth;
-    // What a process can do at best: its file and buffers registered, system calls for many requests.
+    let (engine, name) = match target {
+        // What a process can do at best: its file and buffers registered, system calls for many requests.
+        Target::File(file) => (
+            "--ioengine=io_uring --registerfiles --fixedbufs",
+            format!("--filename={}", file.display()),
+        ),
+        Target::Nbd(uri, _) => ("--ioengine=nbd", format!("--uri={uri}")),
+    };
+    let direct = u8::from(medium.direct() && matches!(target, Target::File(_)));
     let options = [
         "--name=bench --thread --group_reporting --time_based --norandommap --randrepeat=0"
             .to_owned(),
-        "--ioengine=io_uring --registerfiles --fixedbufs".to_owned(),
+        engine.to_owned(),
         "--lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99:99.9".to_owned(),
         format!("--rw={rw} --bs={} --iodepth={depth} --numjobs={}", job.block, job.jobs),
         format!("--iodepth_batch_submit={}", depth.min(BATCH)),
         format!("--iodepth_batch_complete_min=1 --iodepth_batch_complete_max={depth}"),
-        format!("--size={size} --direct={}", u8::from(medium.direct())),
+        format!("--size={size} --direct={direct}"),
         format!("--runtime={}ms --ramp_time={}ms", LENGTH.as_millis(), SETTLE.as_millis()),
         "--output-format=json".to_owned(),
     ];
     let pinned = ["taskset", "-c"].map(str::to_owned).into_iter().chain([cpu.to_string()]);
     let words = options.iter().flat_map(|some| some.split(' ')).map(str::to_owned);
-    let name = format!("--filename={}", file.display());
     pinned.chain(["fio".to_owned()]).chain(words).chain([name]).collect()
 }
 
@@ -120,26 +139,29 @@ fn command(job: &Job, file: &Path, size: u64, medium: Medium, cpu: usize) -> Vec
 /// It is not there, or fails.
 pub fn run(
     job: &Job,
-    file: &Path,
+    (target, log): (Target<'_>, &Path),
     size: u64,
     medium: Medium,
     cpu: usize,
 ) -> Result<Found, LoadError> {
     let fio = |error: crate::sut::SutError| LoadError::Fio(error.to_string());
-    let log = file.with_extension("fio");
-    let command = command(job, file, size, medium, cpu);
+    let command = command(job, target, size, medium, cpu);
     let mut process =
-        Process::start("fio", Rank::Ordinary, &command, &[], &log, None).map_err(fio)?;
-    let (start, mut looks) = (Instant::now(), Vec::new());
+        Process::start("fio", Rank::Ordinary, &command, &[], log, None).map_err(fio)?;
+    let (start, mut looks, mut served) = (Instant::now(), Vec::new(), Vec::new());
     while process.alive() && start.elapsed() < LATE {
         looks.push((start.elapsed(), sched::cpu_time_of_threads(process.pid())));
+        if let Target::Nbd(_, server) = target {
+            served.push((start.elapsed(), sched::cpu_time(server)));
+        }
         std::thread::sleep(LOOK);
     }
     drop(process);
-    let said = fs::read_to_string(&log);
+    let said = fs::read_to_string(log);
     let said = said.map_err(|source| LoadError::Io { what: "fio's output", source })?;
     let (rate, latency) = parse(&said)?;
-    Ok(Found { rate, latency, cpu: share(&looks) })
+    let server = (!served.is_empty()).then(|| share(&served));
+    Ok(Found { rate, latency, cpu: share(&looks), server })
 }
 
 /// CPU time in a second, of looks at it: where it was used the most, over most of [`LENGTH`]. Before
@@ -193,7 +215,8 @@ mod tests {
     #[test]
     fn the_command_says_what_the_cell_does() {
         let job = Job { access: Access::RandomWrite, block: 4096, depth: 32, jobs: 4 };
-        let words = command(&job, Path::new("/x/y"), 1 << 30, Medium::Disk, 3);
+        let file = Target::File(Path::new("/x/y"));
+        let words = command(&job, file, 1 << 30, Medium::Disk, 3);
         for word in [
             "--rw=randwrite",
             "--bs=4096",
@@ -206,6 +229,10 @@ mod tests {
             assert!(words.iter().any(|w| w == word), "{word}: {words:?}");
         }
         assert_eq!(words[..4], ["taskset", "-c", "3", "fio"]);
+        let words = command(&job, Target::Nbd("nbd://127.0.0.1:7", 1), 1, Medium::Disk, 3);
+        for word in ["--ioengine=nbd", "--uri=nbd://127.0.0.1:7", "--direct=0"] {
+            assert!(words.iter().any(|w| w == word), "{word}: {words:?}");
+        }
     }
 
     #[test]

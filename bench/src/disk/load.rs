@@ -70,6 +70,12 @@ impl Latencies {
         self.0.saturating_record(nanos);
     }
 
+    /// Those of another, too.
+    pub(super) fn add(&mut self, other: &Latencies) {
+        // Both have the same bounds.
+        let _ = self.0.add(&other.0);
+    }
+
     /// Forgets all.
     pub fn clear(&mut self) {
         self.0.reset();

@@ -13,8 +13,10 @@
 //! back what it was given: nothing of it is measured then.
 
 pub mod cell;
+pub mod files;
 pub mod fio;
 pub mod load;
+mod mounts;
 pub mod report;
 pub mod run;
 pub mod sut;

@@ -137,9 +137,15 @@ pub(crate) fn write(text: &mut String, disks: &Disks) -> std::fmt::Result {
 fn remotes(text: &mut String, disks: &Disks, rows: &[Row<'_>]) -> std::fmt::Result {
     writeln!(
         text,
-        "### Requests, image on tmpfs of a server\n\nThree processes: the client on the guests' CPU; the \
-         back end, and the server that has the image in its page cache, on the switch's CPU together. \
-         *Back end* and *server* are CPU seconds for 10⁹ bytes.\n\n\
+        "### Requests, image of a server\n\nThree processes: the client on the guests' CPU; the back end \
+         or the mount, and the server that has the image, on the switch's CPU together. The image is on \
+         tmpfs; in the cells that are *cold* it is on a real file system, and not in the server's page \
+         cache when a window begins. To a mount, requests at random are made with O_DIRECT by a thread \
+         for each in flight; those one after the other as dd makes them, so that the kernel reads ahead, \
+         and what it has cached is forgotten before each window. *Back end* and *server* are CPU seconds \
+         for 10⁹ bytes, without what the kernel does for the client itself; of fio, which asks nbdkit with nothing between, \
+         *back end* is all that it uses. Requests go on for a fifth of \
+         a second over the whole image: of --disk-size 4096 it is the 4 GiB of the paper.\n\n\
          | | system | IOPS | MB/s | of NBD's | p50, µs | p99, µs | back end, s/GB | server, s/GB | regime |\n\
          |---|---|---|---|---|---|---|---|---|---|"
     )?;
@@ -299,7 +305,7 @@ fn asked(_: &Cell, job: &Job) -> bool {
 }
 
 /// Those about requests.
-const PROMISES: [Promise; 7] = [
+const PROMISES: [Promise; 10] = [
     Promise {
         text: "4 KiB random read, QD 32: IOPS, of qemu-storage-daemon's",
         cells: |cell, job| {
@@ -359,6 +365,30 @@ const PROMISES: [Promise; 7] = [
         value: RATE,
         bound: Bound::AtLeast(1.5),
     },
+    Promise {
+        text: "4 KiB reads of a disk, store by shm: of those of a mount by tcp",
+        cells: |cell, job| !job.access.writes() && job.block == 4096 && !cell.cold,
+        own: System::StoreShm,
+        other: System::FuseTcp,
+        value: RATE,
+        bound: Bound::AtLeast(1.37),
+    },
+    Promise {
+        text: "4 KiB writes of a disk, store by shm: of those of a mount by tcp",
+        cells: |_, job| job.access.writes() && job.block == 4096,
+        own: System::StoreShm,
+        other: System::FuseTcp,
+        value: RATE,
+        bound: Bound::AtLeast(2.3),
+    },
+    Promise {
+        text: "requests to a disk, store by shm: of those of gfarm2fs",
+        cells: |_, _| true,
+        own: System::StoreShm,
+        other: System::Gfarm,
+        value: RATE,
+        bound: Bound::AtLeast(1.0),
+    },
 ];
 
 /// Most of one CPU that idle disks may use, in per cent.
@@ -370,7 +400,7 @@ pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
     for promise in &PROMISES {
         for medium in [Medium::Tmpfs, Medium::Disk] {
             let mine = |row: &&Row<'_>| {
-                let remote = promise.other == System::QsdNbd;
+                let remote = promise.own.is_remote();
                 let fits = row.cell.medium == medium && row.cell.remote == remote;
                 let job = row.cell.job.filter(|_| fits);
                 job.is_some_and(|job| (promise.cells)(&row.cell, &job))
@@ -485,9 +515,10 @@ fn color(system: System) -> RGBColor {
         System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
             RGBColor(0xd5, 0x5e, 0x00)
         }
+        System::FuseShm | System::FuseLibfabric | System::FuseTcp => RGBColor(0xe6, 0x9f, 0x00),
         System::Qsd => RGBColor(0x00, 0x72, 0xb2),
         System::Fio => RGBColor(0x00, 0x9e, 0x73),
-        System::Null | System::QsdNbd => RGBColor(0x99, 0x99, 0x99),
+        System::Null | System::QsdNbd | System::Nbd | System::Gfarm => RGBColor(0x99, 0x99, 0x99),
     }
 }
 
@@ -517,8 +548,15 @@ mod tests {
         }
     }
 
-    const SYSTEMS: [System; 5] =
-        [System::Hayate, System::Qsd, System::Fio, System::StoreShm, System::QsdNbd];
+    const SYSTEMS: [System; 7] = [
+        System::Hayate,
+        System::Qsd,
+        System::Fio,
+        System::StoreShm,
+        System::FuseTcp,
+        System::Gfarm,
+        System::QsdNbd,
+    ];
 
     /// Everything once, made up: hayate is faster by half, and waits for QD 1 a little longer.
     fn everything() -> Disks {

@@ -15,7 +15,10 @@ use blkclient::{Client, ClientError, Shape, Wait};
 use clap::ValueEnum;
 
 use super::cell::{Access, Cell, IDLE, Job, Medium, QUEUES};
+use super::files::{self, FileLoad};
+use super::fio::Target;
 use super::load::{Load, LoadError, Random};
+use super::mounts;
 use super::report::{Disks, Outcome};
 use super::sut::{self, Aio, Backend, Disks as Served, Images, System};
 use super::window::{LENGTH, SETTLE, Taken, Watch};
@@ -168,6 +171,7 @@ impl<'a> Run<'a> {
             patience: Duration::from_secs(self.options.patience.into()),
             round,
             medium,
+            forget: None,
             interrupted: self.interrupted,
         }
     }
@@ -194,13 +198,16 @@ impl<'a> Run<'a> {
         let place = self.options.cpus;
         if system == System::Fio {
             let file = images.file(0).map_err(|error| chain(&error))?;
-            let file = (file.as_path(), images.size());
-            return Ok(self.beside(|| watch.fio(job, file, place.switch)));
+            let (target, log) = (Target::File(&file), file.with_extension("fio"));
+            let size = images.size();
+            return Ok(self.beside(|| watch.fio(job, target, &log, size, place.switch)));
         }
         let key = (system, images.medium());
         if cell.remote {
             // One disk writes an image: those that have the file open by a store make way.
-            rigs.retain(|there, _| *there == key || !there.0.takes_part(cell));
+            // Gfarm has a file of its own.
+            let apart = |system: System| !system.takes_part(cell) || system == System::Gfarm;
+            rigs.retain(|there, _| *there == key || apart(there.0));
         }
         if let Some(Ok(there)) = rigs.get_mut(&key)
             && !there.alive()
@@ -216,6 +223,31 @@ impl<'a> Run<'a> {
         };
         let backend = rig.as_mut().map_err(|problem| problem.clone())?;
         let wait = self.options.disk_wait.into();
+        let forget = backend.file.clone().filter(|_| cell.cold);
+        let watch = &Watch { forget, interrupted: self.interrupted, ..*watch };
+        if let Some(uri) = backend.uri.clone() {
+            let server = backend.pids().first().copied().unwrap_or_default();
+            let (target, log) = (Target::Nbd(&uri, server), images.dir().join("nbd.fio"));
+            let size = images.size();
+            let taken = self.beside(|| watch.fio(job, target, &log, size, place.guests));
+            return if backend.alive() {
+                Ok(taken)
+            } else {
+                Err("it ended in the middle".to_owned())
+            };
+        }
+        if let Some(path) = backend.path.clone() {
+            let size = images.size();
+            let taken = self.beside(|| match FileLoad::new(&path, *job, size) {
+                Ok(load) => watch.file(&load, backend),
+                Err(error) => (Vec::new(), Some(error)),
+            });
+            return if backend.alive() {
+                Ok(taken)
+            } else {
+                Err("it ended in the middle".to_owned())
+            };
+        }
         let taken = self.beside(|| match at_work(backend, job, images.size(), wait) {
             Ok(mut client) => match Load::new(&mut client, *job, images.size()) {
                 Ok(mut load) => watch.load(&mut load, backend),
@@ -234,6 +266,15 @@ impl<'a> Run<'a> {
             Ok(()) => Ok(backend),
             Err(error) => Err(chain(&error)),
         };
+        let mounted = |backend: Backend| {
+            let (Some(path), Some(file)) = (&backend.path, &backend.file) else {
+                return Err("it has no file".to_owned());
+            };
+            match files::check(path, file, images.size().min(CHECKED)) {
+                Ok(()) => Ok(backend),
+                Err(error) => Err(chain(&error)),
+            }
+        };
         match system {
             System::Hayate => checked(sut::hayate(images, 1, cpu).map_err(text)?),
             System::Qsd => {
@@ -250,6 +291,11 @@ impl<'a> Run<'a> {
             System::StoreLibfabric => {
                 checked(sut::hayate_store(images, "libfabric", cpu).map_err(text)?)
             }
+            System::FuseShm => mounted(mounts::fuse(images, "shm", cpu).map_err(text)?),
+            System::FuseTcp => mounted(mounts::fuse(images, "tcp", cpu).map_err(text)?),
+            System::FuseLibfabric => mounted(mounts::fuse(images, "libfabric", cpu).map_err(text)?),
+            System::Gfarm => mounted(mounts::gfarm(images, cpu).map_err(text)?),
+            System::Nbd => sut::nbd(images, cpu).map_err(text),
             System::QsdNbd => checked(sut::qsd_nbd(images, cpu).map_err(text)?),
             System::Null => sut::qsd(Served::Null(images.size()), Aio::Threads, cpu).map_err(text),
             System::Fio => Err("it is no back end".to_owned()),

@@ -47,6 +47,16 @@ pub enum System {
     StoreTcp,
     /// qemu-storage-daemon, and nbdkit by TCP
     QsdNbd,
+    /// hayate image mount, and the store, which has the mount's memory itself
+    FuseShm,
+    /// hayate image mount, and the store, which reaches the mount's memory by libfabric's provider tcp
+    FuseLibfabric,
+    /// hayate image mount, and the store by TCP
+    FuseTcp,
+    /// fio as the client of nbdkit, by TCP: no device and no mount between
+    Nbd,
+    /// gfarm2fs, and Gfarm's gfmd and gfsd by TCP, behind a cable of their own
+    Gfarm,
 }
 
 impl System {
@@ -62,6 +72,11 @@ impl System {
             System::StoreLibfabric => "hayate, store by libfabric (tcp)",
             System::StoreTcp => "hayate, store by tcp",
             System::QsdNbd => "qemu-storage-daemon, nbdkit by tcp",
+            System::FuseShm => "hayate image mount, store by shm",
+            System::FuseLibfabric => "hayate image mount, store by libfabric (tcp)",
+            System::FuseTcp => "hayate image mount, store by tcp",
+            System::Gfarm => "gfarm2fs, gfsd by tcp",
+            System::Nbd => "fio, nbdkit by tcp",
         }
     }
 
@@ -70,7 +85,10 @@ impl System {
     pub fn packages(self) -> &'static [&'static str] {
         match self {
             System::Hayate | System::StoreShm | System::StoreTcp => &[],
-            System::StoreLibfabric => &["libfabric1"],
+            System::FuseShm | System::FuseTcp => &[],
+            System::StoreLibfabric | System::FuseLibfabric => &["libfabric1"],
+            System::Gfarm => &["gfmd", "gfsd", "gfarm-client", "gfarm2fs"],
+            System::Nbd => &["fio", "nbdkit"],
             System::QsdNbd => &["qemu-system-common", "nbdkit"],
             System::Qsd | System::Null => &["qemu-system-common"],
             System::Fio => &["fio"],
@@ -87,7 +105,18 @@ impl System {
             System::StoreShm | System::StoreLibfabric | System::StoreTcp | System::QsdNbd => {
                 cell.remote
             }
+            System::FuseShm
+            | System::FuseLibfabric
+            | System::FuseTcp
+            | System::Gfarm
+            | System::Nbd => cell.remote,
         }
+    }
+
+    /// Whether its image is with another process, and in a cell's table with those of its kind.
+    #[must_use]
+    pub fn is_remote(self) -> bool {
+        !matches!(self, System::Hayate | System::Qsd | System::Fio | System::Null)
     }
 
     /// Its version, in its own words.
@@ -95,6 +124,9 @@ impl System {
     pub fn version(self) -> String {
         match self {
             System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
+                env!("CARGO_PKG_VERSION").to_owned()
+            }
+            System::FuseShm | System::FuseLibfabric | System::FuseTcp => {
                 env!("CARGO_PKG_VERSION").to_owned()
             }
             other => {
@@ -154,6 +186,11 @@ impl Images {
         Ok(Images { dir, medium, size })
     }
 
+    /// Where they are.
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     /// Its medium.
     #[must_use]
     pub fn medium(&self) -> Medium {
@@ -198,11 +235,17 @@ pub struct Backend {
     pub sockets: Vec<PathBuf>,
     /// The raw file behind the first; none: it has no file.
     pub file: Option<PathBuf>,
-    process: Process,
+    /// The image in a mount.
+    pub path: Option<PathBuf>,
+    /// Where its server is asked directly.
+    pub uri: Option<String>,
+    pub(super) process: Process,
     /// Who has the image, if that is another process. It ends after the one that asks it.
-    server: Option<Process>,
+    pub(super) server: Option<Process>,
+    /// Of the descendants of the process: who asks, and who has the image. None: see above.
+    pub(super) roles: Option<[&'static [&'static str]; 2]>,
     /// Sockets, logs and what else it needs: removed after it ended.
-    _dir: TempDir,
+    pub(super) _dir: TempDir,
 }
 
 impl Backend {
@@ -215,19 +258,32 @@ impl Backend {
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         let server = self.server.as_ref().map(Process::pid);
-        std::iter::once(self.process.pid()).chain(server).collect()
+        let roles = self.roles.into_iter().flatten();
+        let more = roles.flat_map(|names| sched::descendants(self.process.pid(), names));
+        std::iter::once(self.process.pid()).chain(server).chain(more).collect()
+    }
+
+    fn time_of(&self, names: &[&str]) -> Duration {
+        let all = sched::descendants(self.process.pid(), names);
+        all.into_iter().map(sched::cpu_time).sum()
     }
 
     /// CPU time of all its threads so far, those of the kernel's io-wq too.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
-        sched::cpu_time(self.process.pid())
+        match self.roles {
+            None => sched::cpu_time(self.process.pid()),
+            Some([asks, _]) => self.time_of(asks),
+        }
     }
 
     /// The same of who has the image, if that is another process.
     #[must_use]
     pub fn server_time(&self) -> Option<Duration> {
-        self.server.as_ref().map(|server| sched::cpu_time(server.pid()))
+        match self.roles {
+            None => self.server.as_ref().map(|server| sched::cpu_time(server.pid())),
+            Some([_, has]) => Some(self.time_of(has)),
+        }
     }
 }
 
@@ -281,7 +337,7 @@ fn exports(
     let mut process =
         Process::start("qemu-storage-daemon", Rank::Ordinary, &command, &[], &log, None)?;
     process.wait_for(30, || sockets.iter().all(|socket| socket.exists()).then_some(()))?;
-    Ok(Backend { sockets, file, process, server, _dir: dir })
+    Ok(Backend { sockets, file, path: None, uri: None, process, server, roles: None, _dir: dir })
 }
 
 /// Starts nbdkit with an image on the same CPU as qemu-storage-daemon, which has it by TCP.
@@ -289,6 +345,30 @@ fn exports(
 /// # Errors
 /// One of them cannot be started, or the image cannot be made.
 pub fn qsd_nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
+    let (server, port) = nbdkit(images, cpu)?;
+    let node = format!("driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port}");
+    exports(&[node], Some(images.file(0)?), Some(server), cpu)
+}
+
+/// Starts nbdkit with an image, for clients to ask.
+///
+/// # Errors
+/// It cannot be started, or the image cannot be made.
+pub fn nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
+    let (process, port) = nbdkit(images, cpu)?;
+    Ok(Backend {
+        sockets: Vec::new(),
+        file: Some(images.file(0)?),
+        path: None,
+        uri: Some(format!("nbd://127.0.0.1:{port}")),
+        process,
+        server: None,
+        roles: None,
+        _dir: crate::sut::directory()?,
+    })
+}
+
+fn nbdkit(images: &Images, cpu: usize) -> Result<(Process, u16), SutError> {
     let (file, port) = (images.file(0)?, free_port()?);
     let log = images.dir.path().join("nbdkit.log");
     let [cpu_text, port_text] = [cpu.to_string(), port.to_string()];
@@ -298,12 +378,11 @@ pub fn qsd_nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
     command.push(file.display().to_string());
     let mut server = Process::start("nbdkit", Rank::Ordinary, &command, &[], &log, None)?;
     server.wait_for(10, || TcpStream::connect(("127.0.0.1", port)).ok())?;
-    let node = format!("driver=nbd,server.type=inet,server.host=127.0.0.1,server.port={port}");
-    exports(&[node], Some(file), Some(server), cpu)
+    Ok((server, port))
 }
 
 /// A port nobody listens at.
-fn free_port() -> Result<u16, SutError> {
+pub(super) fn free_port() -> Result<u16, SutError> {
     let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     Ok(bound.map_err(SutError::io("no port is free"))?.port())
 }
@@ -359,17 +438,14 @@ fn hayate_with(
     };
     process.wait_for(20, || command(&["disk", "list"]).ok())?;
     let (size, queues) = (format!("{}M", images.size() >> 20), QUEUES.to_string());
-    let cache = if images.medium().direct() { "direct" } else { "host" };
+    // A store keeps what it reads in its page cache.
+    let direct = images.medium().direct() && transport.is_none();
+    let cache = if direct { "direct" } else { "host" };
     let (mut server, mut place) = (None, String::new());
     if transport.is_some() {
-        let (at, log) = (format!("127.0.0.1:{}", free_port()?), dir.path().join("store.log"));
-        let images = run_dir.join("state/images").display().to_string();
-        let start = [&program, "store", "serve", "--dir", &images, "--listen", &at];
-        let how = ["--cpus", &cpu, "--cache", cache, "--log", "warn"];
-        let start: Vec<String> = start.iter().chain(&how).map(|&word| word.to_owned()).collect();
-        let store = Process::start("hayate store", Rank::Ordinary, &start, &[], &log, None)?;
-        let ready = || TcpStream::connect(&at).ok();
-        server.insert(store).wait_for(10, ready)?;
+        let (store, at) =
+            store(&program, &run_dir.join("state/images"), dir.path(), (&cpu, cache))?;
+        server = Some(store);
         place = format!("store://{at}/");
     }
     let mut sockets = Vec::new();
@@ -392,7 +468,24 @@ fn hayate_with(
     }
     process.wait_ready("worker-0", &sockets)?;
     let file = Some(images.file(0)?);
-    Ok(Backend { sockets, file, process, server, _dir: dir })
+    Ok(Backend { sockets, file, path: None, uri: None, process, server, roles: None, _dir: dir })
+}
+
+/// Starts a store with the images of a directory; it, and where it is.
+pub(super) fn store(
+    program: &str,
+    images: &Path,
+    dir: &Path,
+    (cpu, cache): (&str, &str),
+) -> Result<(Process, String), SutError> {
+    let (at, log) = (format!("127.0.0.1:{}", free_port()?), dir.join("store.log"));
+    let images = images.display().to_string();
+    let start = [program, "store", "serve", "--dir", &images, "--listen", &at];
+    let how = ["--cpus", cpu, "--cache", cache, "--log", "warn"];
+    let start: Vec<String> = start.iter().chain(&how).map(|&word| word.to_owned()).collect();
+    let mut store = Process::start("hayate store", Rank::Ordinary, &start, &[], &log, None)?;
+    store.wait_for(10, || TcpStream::connect(&at).ok())?;
+    Ok((store, at))
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Windows: a fifth of a second of requests, with what the machine did meanwhile.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::cell::{Job, Medium};
+use super::files::{self, FileLoad};
 use super::fio;
 use super::load::{Load, LoadError};
 use super::sut::Backend;
@@ -109,8 +110,19 @@ pub struct Watch<'a> {
     pub round: u32,
     /// Where the images are.
     pub medium: Medium,
+    /// What the page cache is to forget before each window.
+    pub forget: Option<PathBuf>,
     /// Set when the person wants it to end.
     pub interrupted: &'a AtomicBool,
+}
+
+/// Who makes the requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    /// This thread, or a program on another CPU: if it waits for its own, something disturbs it.
+    Here,
+    /// Threads beside it, on the same CPU.
+    Elsewhere,
 }
 
 /// What was found in a window, beside what the machine did.
@@ -125,7 +137,7 @@ struct Measured {
 impl Watch<'_> {
     /// Windows of requests to a back end.
     pub fn load(&self, load: &mut Load<'_>, backend: &mut Backend) -> Taken {
-        self.windows(&backend.pids(), || {
+        self.windows(&backend.pids(), Waits::Here, || {
             load.run(SETTLE)?;
             load.begin();
             let (start, used, served) = (Instant::now(), backend.cpu_time(), backend.server_time());
@@ -146,9 +158,25 @@ impl Watch<'_> {
         })
     }
 
+    /// Windows of requests to a file.
+    pub fn file(&self, load: &FileLoad<'_>, backend: &Backend) -> Taken {
+        self.windows(&backend.pids(), Waits::Elsewhere, || {
+            let times = || (backend.cpu_time(), backend.server_time().unwrap_or_default());
+            let mut used = [Duration::ZERO; 2];
+            let done = load.window(times, |(back, server)| {
+                let now = times();
+                used = [now.0.saturating_sub(back), now.1.saturating_sub(server)];
+            })?;
+            let share = |used: Duration| 100.0 * used.as_secs_f64() / done.seconds;
+            let rate = done.requests as f64 / done.seconds;
+            let [cpu, server] = used.map(share);
+            Ok(Measured { rate, latency: done.latency, cpu, server: Some(server), empty: None })
+        })
+    }
+
     /// Windows of a back end whose disks have nothing to do.
     pub fn idle(&self, backend: &Backend) -> Taken {
-        self.windows(&backend.pids(), || {
+        self.windows(&backend.pids(), Waits::Here, || {
             let (start, used) = (Instant::now(), backend.cpu_time());
             std::thread::sleep(IDLE);
             let used = backend.cpu_time().saturating_sub(used).as_secs_f64();
@@ -157,18 +185,31 @@ impl Watch<'_> {
         })
     }
 
-    /// Windows of fio on a file: each is a run of it.
-    pub fn fio(&self, job: &Job, (file, size): (&Path, u64), cpu: usize) -> Taken {
-        self.windows(&[], || {
-            let found = fio::run(job, file, size, self.medium, cpu)?;
+    /// Windows of fio: each is a run of it.
+    pub fn fio(
+        &self,
+        job: &Job,
+        target: fio::Target<'_>,
+        log: &Path,
+        size: u64,
+        cpu: usize,
+    ) -> Taken {
+        let (own, waits) = match target {
+            fio::Target::File(_) => (Vec::new(), Waits::Here),
+            fio::Target::Nbd(_, server) => (vec![server], Waits::Elsewhere),
+        };
+        self.windows(&own, waits, || {
+            let found = fio::run(job, (target, log), size, self.medium, cpu)?;
             let (rate, latency) = (found.rate, Some(found.latency));
-            Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, server: None, empty: None })
+            let server = found.server.map(|share| 100.0 * share);
+            Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, server, empty: None })
         })
     }
 
     fn windows(
         &self,
         own: &[u32],
+        waits: Waits,
         mut measure: impl FnMut() -> Result<Measured, LoadError>,
     ) -> Taken {
         let own = [own, &[std::process::id()]].concat();
@@ -178,7 +219,7 @@ impl Watch<'_> {
             && windows.iter().filter(|window| window.counts()).count() < self.wanted
             && !self.interrupted.load(Ordering::Relaxed)
         {
-            match self.window(&own, &mut measure) {
+            match self.window(&own, waits, &mut measure) {
                 Ok(window) => windows.push(window),
                 Err(error) => return (windows, Some(error)),
             }
@@ -189,8 +230,12 @@ impl Watch<'_> {
     fn window(
         &self,
         own: &[u32],
+        waits: Waits,
         measure: &mut impl FnMut() -> Result<Measured, LoadError>,
     ) -> Result<Window, LoadError> {
+        if let Some(image) = &self.forget {
+            files::forget(image)?;
+        }
         let before = self.probe.round_trip();
         let (me, others, taken) = (Thread::current(), strangers(own), stolen());
         let (mine, start) = (me.times(), Instant::now());
@@ -206,7 +251,7 @@ impl Watch<'_> {
             _ => None,
         };
         let quiet = others <= WAITED
-            && (waited <= WAITED || self.medium == Medium::Disk)
+            && (waited <= WAITED || self.medium == Medium::Disk || waits == Waits::Elsewhere)
             && taken as f64 <= (STOLEN * seconds * 100.0).max(2.0)
             && self.probe.sound();
         Ok(Window {

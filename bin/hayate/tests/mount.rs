@@ -369,6 +369,15 @@ fn a_store_that_starts_anew_is_waited_for() {
     mounted.stop();
 }
 
+/// Says so when dropped.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// A store is killed again and again under threads that write and look whether it is there: by every
 /// transport, nothing is lost and nothing is done twice in the wrong order.
 #[test]
@@ -421,6 +430,8 @@ fn dies_under_writers(transport: &str, tls: bool) {
             })
         });
         let writers: Vec<_> = writers.collect();
+        // They end whatever becomes of this thread.
+        let ending = Ending(&stop);
         for round in 0..12 {
             let before = rounds.load(SeqCst);
             until("they write", || rounds.load(SeqCst) > before + 20);
@@ -429,7 +440,7 @@ fn dies_under_writers(transport: &str, tls: bool) {
             drop(store);
             rig.serve();
         }
-        stop.store(true, SeqCst);
+        drop(ending);
         writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect::<Vec<u8>>()
     });
     let mut back = vec![0; last.len()];
