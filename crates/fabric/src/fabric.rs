@@ -112,30 +112,49 @@ pub fn providers() -> Vec<Provider> {
 fn provider(kind: Kind) -> Provider {
     let mut places = Vec::new();
     let mut missing = None;
-    for ipv6 in [false, true] {
-        match Info::get(kind, None, ipv6) {
-            Ok(info) => {
-                for place in info.places(if ipv6 { "ipv6" } else { "ipv4" }) {
-                    if !places.contains(&place) {
-                        places.push(place);
-                    }
+    let mut look = |local: Option<IpAddr>, ipv6: bool| match Info::get(kind, local, ipv6) {
+        Ok(info) => {
+            for place in info.places(if ipv6 { "ipv6" } else { "ipv4" }) {
+                if !places.contains(&place) {
+                    places.push(place);
                 }
             }
-            Err(error) => {
-                missing.get_or_insert(error);
-            }
+        }
+        Err(error) => {
+            missing.get_or_insert(error);
+        }
+    };
+    [false, true].into_iter().for_each(|ipv6| look(None, ipv6));
+    if kind == Kind::Verbs && has_device() {
+        // It may know none by itself, as where this machine's name has no address: each is asked for.
+        for local in own_addresses() {
+            look(Some(local), local.is_ipv6());
         }
     }
     let missing = missing.filter(|_| places.is_empty()).map(|error| why(kind, &error));
     Provider { kind, places, missing }
 }
 
+/// Whether the kernel has an RDMA device.
+fn has_device() -> bool {
+    std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut all| all.next().is_some())
+}
+
+/// The addresses of this machine that others may reach, as `tcp` lists them.
+fn own_addresses() -> Vec<IpAddr> {
+    let listed = [false, true].into_iter().filter_map(|ipv6| Info::get(Kind::Tcp, None, ipv6).ok());
+    let places = listed.flat_map(|info| info.places("")).filter_map(|place| place.address);
+    let mut all: Vec<IpAddr> = places.filter(|address| !address.is_loopback()).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 /// Why there is nothing of a provider.
 fn why(kind: Kind, error: &Error) -> String {
     let nothing = error.code() == Some(ffi::ENODATA);
-    let listed = |path: &str| std::fs::read_dir(path).is_ok_and(|mut all| all.next().is_some());
     match kind {
-        Kind::Verbs if nothing && !listed("/sys/class/infiniband") => {
+        Kind::Verbs if nothing && !has_device() => {
             "there is no RDMA device (/sys/class/infiniband is empty)".to_owned()
         }
         Kind::Verbs if nothing && !Path::new("/dev/infiniband/rdma_cm").exists() => {
