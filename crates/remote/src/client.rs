@@ -80,7 +80,7 @@ impl<J> Client<J> {
     /// The image is open on a new connection, in this start of the store's machine.
     pub fn connected(&mut self, opened: &Opened, boot: &str) {
         let other = self.boot.as_deref().is_some_and(|before| before != boot);
-        self.lost |= other && self.changes > self.stable;
+        self.lost |= other && !opened.durable && self.changes > self.stable;
         self.boot = Some(boot.to_owned());
         self.limits = Some(Limits {
             handle: opened.handle,

@@ -88,6 +88,9 @@ pub struct Opened {
     pub bytes: u32,
     /// Whether space can be given back.
     pub discard: bool,
+    /// What was answered is still there when the store's machine starts anew, flushed or not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub durable: bool,
     /// The answer to `in_place`: what to say at the Unix socket, soon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Session>,

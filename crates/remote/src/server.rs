@@ -89,6 +89,7 @@ mod tests {
             requests: 2,
             bytes: 8192,
             discard: false,
+            durable: false,
             place: None,
             fabric: None,
         };

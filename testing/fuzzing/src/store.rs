@@ -29,6 +29,7 @@ fn opened(requests: u16, bytes: u32) -> Opened {
         requests,
         bytes,
         discard: true,
+        durable: false,
         place: None,
         fabric: None,
     }

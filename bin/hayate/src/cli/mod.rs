@@ -43,7 +43,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
     let run_dir = cli.run_dir.as_deref();
     match cli.command {
         Command::Daemon(args) => run_daemon(run_dir, args),
-        Command::Store(StoreCommand::Serve(args)) => run_store(args),
+        Command::Store(StoreCommand::Serve(args)) => run_store(run_dir, args),
         Command::Store(StoreCommand::Cert(args)) => local::cert(&args),
         Command::Fabric(command) => fabric::command(&command),
         Command::Config(command) => local::config(&command),
@@ -131,11 +131,41 @@ fn run_daemon(run_dir: Option<&Path>, args: DaemonArgs) -> Result<(), Failure> {
     daemon::run(&options).map_err(|error| Failure::daemon(&error))
 }
 
-fn run_store(args: StoreServe) -> Result<(), Failure> {
-    let StoreServe { dir, listen, cpus, cache, tls_dir, log } = args;
-    // Remote guests have caches of their own; what many read is best kept here.
-    let cache = cache.unwrap_or(api::DiskCache::Host);
-    let options = serve::Options { dir, listen, cpus, cache, tls_dir, log };
+fn run_store(run_dir: Option<&Path>, args: StoreServe) -> Result<(), Failure> {
+    let StoreServe {
+        dir,
+        rbd,
+        ceph_conf,
+        ceph_user,
+        gfarm,
+        gfarm_conf,
+        listen,
+        cpus,
+        cache,
+        tls_dir,
+        log,
+    } = args;
+    let place = match (dir, rbd, gfarm) {
+        // Remote guests have caches of their own; what many read is best kept here.
+        (Some(dir), ..) => {
+            serve::Place::Directory { dir, cache: cache.unwrap_or(api::DiskCache::Host) }
+        }
+        (None, Some(pool), _) => serve::Place::Ceph {
+            options: engines::ceph::Options {
+                pool,
+                conf: ceph_conf,
+                user: ceph_user.unwrap_or_else(|| "admin".to_owned()),
+                cache: cache == Some(api::DiskCache::Host),
+            },
+            run: paths(run_dir, None)?.run,
+        },
+        // One of the three was said.
+        (None, None, dir) => serve::Place::Gfarm {
+            options: engines::gfarm::Options { dir: dir.unwrap_or_default(), conf: gfarm_conf },
+            run: paths(run_dir, None)?.run,
+        },
+    };
+    let options = serve::Options { place, listen, cpus, tls_dir, log };
     serve::run(&options).map_err(|error| Failure::store(&error))
 }
 

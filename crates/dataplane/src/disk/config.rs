@@ -128,6 +128,7 @@ pub(crate) fn make(
     };
     let unusable = |source| HostError::DiskImage { disk: name.clone(), source };
     let mut look = look(spec, block_size.map_err(unusable)?);
+    look.discard = look.discard.filter(|_| spec.image.can_discard());
     if let Some(opened) = opened {
         look.capacity = opened.size / SECTOR;
         look.discard = look.discard.filter(|_| opened.discard);

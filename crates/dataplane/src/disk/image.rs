@@ -9,6 +9,9 @@ use std::time::Duration;
 use remote::control::{ImageName, Transport};
 use rustls::ClientConfig;
 
+/// Most steps of one disk that other threads do at a time, where the image does not say.
+const SLOW_MAX: usize = 8;
+
 /// Where the bytes of a disk are.
 #[derive(Clone, Debug)]
 pub enum DiskImage {
@@ -44,6 +47,27 @@ pub struct StoreTarget {
 }
 
 impl DiskImage {
+    /// Whether space of an image that is here can be given back.
+    pub(crate) fn can_discard(&self) -> bool {
+        match self {
+            DiskImage::Image(image) => image.can_discard(),
+            DiskImage::File(_) | DiskImage::Store(_) => true,
+        }
+    }
+
+    /// Whether what was written is still there when this machine starts anew.
+    pub(crate) fn outlives_this_machine(&self) -> bool {
+        matches!(self, DiskImage::Image(image) if image.outlives_this_machine())
+    }
+
+    /// Steps that other threads do at a time.
+    pub(super) fn depth(&self) -> usize {
+        match self {
+            DiskImage::Image(image) => image.depth(),
+            DiskImage::File(_) | DiskImage::Store(_) => SLOW_MAX,
+        }
+    }
+
     /// What a disk has while its image is taken away: nothing is asked of it.
     pub(super) fn absent() -> DiskImage {
         DiskImage::Image(Arc::new(Absent))
@@ -127,6 +151,21 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// Where these bytes are, if that is known, they are in one piece of one file, and they can be
     /// read or (`write`) written there with nothing else to be done.
     fn direct(&self, offset: u64, len: u64, write: bool) -> Option<Extent>;
+
+    /// Whether space can be given back: without, no disk offers it.
+    fn can_discard(&self) -> bool {
+        true
+    }
+
+    /// Whether what was written is still there when this machine starts anew, flushed or not.
+    fn outlives_this_machine(&self) -> bool {
+        false
+    }
+
+    /// Calls that are worth having under way at a time.
+    fn depth(&self) -> usize {
+        SLOW_MAX
+    }
 }
 
 /// A place in a file.

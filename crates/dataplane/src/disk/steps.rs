@@ -22,9 +22,6 @@ use super::request::{Job, Request, Work};
 use super::slow;
 use crate::worker::Command;
 
-/// Most steps of one disk that other threads do at a time.
-const SLOW_MAX: usize = 8;
-
 /// What became of a step.
 enum Step {
     /// There is more to do, or to note that there is not.
@@ -216,7 +213,7 @@ impl LiveDisk {
 
     /// Has another thread do the next step.
     fn slow(&mut self, job: Job, tools: &mut Tools<'_>) -> Step {
-        if self.slow.1 >= SLOW_MAX {
+        if self.slow.1 >= self.image.depth() {
             self.slow.0.push_back(job);
             return Step::Elsewhere;
         }

@@ -380,16 +380,24 @@ impl Store {
             });
             Arc::clone(open.entry(wish.image.clone()).or_default())
         };
-        // Nobody else opens this image meanwhile.
-        let mut holders = holders.lock().await;
-        holders.retain(Holder::is_there);
-        for holder in holders.iter() {
-            if holder.session == wish.session || wish.fence {
-                let _ = holder.stop.send(true);
-                // An error is what is waited for: it has ended.
-                while holder.gone.clone().changed().await.is_ok() {}
+        let alone = async {
+            // Nobody else opens this image meanwhile.
+            let mut holders = holders.lock().await;
+            holders.retain(Holder::is_there);
+            for holder in holders.iter() {
+                if holder.session == wish.session || wish.fence {
+                    let _ = holder.stop.send(true);
+                    // An error is what is waited for: it has ended.
+                    while holder.gone.clone().changed().await.is_ok() {}
+                }
             }
-        }
+            holders
+        };
+        // An image whose bytes are away may keep others waiting for long: who has gone meanwhile takes nobody's place.
+        let mut holders = tokio::select! {
+            holders = alone => holders,
+            () = talk.closed() => return Err(io::Error::other("it has gone before it was its turn")),
+        };
         let (images, name, asks) = (Arc::clone(&self.images), wish.image.clone(), client.clone());
         let opened = match blocking(move || images.open(&name, write, &asks)).await {
             Ok(opened) => opened,
@@ -403,7 +411,8 @@ impl Store {
             block_size: config::block_size(&opened.image)?,
             requests: REQUESTS,
             bytes: BYTES,
-            discard: true,
+            discard: opened.image.can_discard(),
+            durable: opened.image.outlives_this_machine(),
             place: None,
             fabric: None,
         };

@@ -28,6 +28,8 @@ pub(crate) struct Shelf {
     /// Open for writing; for reading.
     open: Mutex<(u32, u32)>,
     epoch: AtomicU64,
+    /// The image `stuck` is not opened as long as this is held.
+    pub(crate) stuck: Mutex<()>,
 }
 
 /// Says that an image is open.
@@ -48,7 +50,13 @@ impl Shelf {
             File::from(memfd_create("image", MemfdFlags::CLOEXEC).unwrap())
         };
         file.set_len(SIZE).unwrap();
-        Arc::new(Shelf { file, direct, open: Mutex::default(), epoch: AtomicU64::new(0) })
+        Arc::new(Shelf {
+            file,
+            direct,
+            open: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            stuck: Mutex::default(),
+        })
     }
 
     pub(crate) fn writers(&self) -> u32 {
@@ -68,6 +76,9 @@ impl Images for Shelves {
 
     fn open(&self, image: &ImageName, write: bool, _: &Peer) -> Result<OpenImage, Refused> {
         let refuse = |why, message: &str| Refused { why, message: message.to_owned() };
+        if image.as_str() == "stuck" {
+            drop(self.0.stuck.lock().unwrap());
+        }
         if image.as_str() != "disk" {
             return Err(refuse(Why::NoSuchImage, "there is no such image"));
         }

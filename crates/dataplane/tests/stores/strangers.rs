@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use dataplane::store_control::{Session, ToClient, ToStore, Why, decode, encode};
 use remote::frame::{self, Item};
@@ -203,4 +204,24 @@ fn who_does_not_speak_the_protocol_is_hung_up_on() {
     while let Ok(1..) = stream.read(&mut [0; 65536]) {}
     wait(|| "it is closed".into(), || store.shelf.writers() == 0);
     assert_eq!(guest.run(&Block::write(0, &[1; 512])).unwrap().status, Some(status::OK));
+}
+
+/// An image that cannot be opened for a while takes nobody else's place, however many ask for it.
+#[test]
+fn an_image_that_is_stuck_holds_nobody_else_up() {
+    let store = Store::new(false);
+    let stuck = store.shelf.stuck.lock().unwrap();
+    for number in 0..300 {
+        let mut client = Client::new(&store);
+        client.say(&ToStore::Hello { version: 1, client: number.to_string() });
+        assert!(matches!(client.hear(), Some(ToClient::Welcome { .. })));
+        let (image, session) = ("stuck".parse().unwrap(), Session(number));
+        let (write, fence, in_place, fabrics) = (true, false, false, Vec::new());
+        client.say(&ToStore::Open { image, write, session, fence, in_place, fabrics });
+    }
+    let client = Client::new(&store);
+    client.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let (_client, answer) = client.try_open("hand", true, false);
+    assert!(matches!(answer, Some(ToClient::Opened(_))), "{answer:?}");
+    drop(stuck);
 }

@@ -12,6 +12,7 @@ fn opened(handle: u32, requests: u16, bytes: u32) -> Opened {
         requests,
         bytes,
         discard: true,
+        durable: false,
         place: None,
         fabric: None,
     }
@@ -112,6 +113,11 @@ fn a_flush_does_not_hide_what_a_restarted_machine_forgot() {
     assert_eq!(one(&mut client, ask(Operation::Discard, 0, 1)), Status::Ok);
     client.disconnected();
     client.connected(&opened(4, 100, 1 << 20), "c");
+    assert_eq!(one(&mut client, flush()), Status::Ok);
+    // An image that outlives the machine keeps it, too.
+    assert_eq!(one(&mut client, ask(Operation::Write, 0, 1)), Status::Ok);
+    client.disconnected();
+    client.connected(&Opened { durable: true, ..opened(5, 100, 1 << 20) }, "e");
     assert_eq!(one(&mut client, flush()), Status::Ok);
     // It may be gone: said once.
     assert_eq!(one(&mut client, ask(Operation::Write, 0, 1)), Status::Ok);

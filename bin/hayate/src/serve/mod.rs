@@ -1,33 +1,46 @@
-//! `hayate store serve`: the images of a directory for disks on other hosts, in the foreground until
-//! it is told to end.
+//! `hayate store serve`: images for disks on other hosts, in the foreground until it is told to end.
 //!
 //! It is a data plane like that of the daemon, whose disks are asked over connections instead of
-//! virtqueues ([`dataplane::serve_store`]). A daemon of the same host may use the same directory: who
-//! has an image open is said by locks.
+//! virtqueues ([`dataplane::serve_store`]). Where the images are is a [`Backend`]: a directory ([`dir`]), or
+//! an engine of many machines ([`engine`]). Who may have which is decided here, for all alike ([`Gate`]).
+
+mod dir;
+mod engine;
 
 use crate::daemon::{any, log, notify, signals};
-use crate::plane::image_bytes;
 use crate::tls::{self, Rules, TlsError};
 use api::{CpuList, DiskCache, ImageName};
 use dataplane::store_control::{Listed, Refused, Why};
 use dataplane::{Host, HostError, Images, Listener, OpenImage, Peer, Serving, serve_store};
+use dir::Directory;
+use engine::Engine;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use store::{Access, Cache, Catalog, Owner, StoreError};
+use store::StoreError;
 use tokio::net::TcpListener;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 /// What the command line said.
 #[derive(Debug)]
 pub(crate) struct Options {
-    pub(crate) dir: PathBuf,
+    pub(crate) place: Place,
     pub(crate) listen: SocketAddr,
     pub(crate) cpus: Option<CpuList>,
-    pub(crate) cache: DiskCache,
     pub(crate) tls_dir: Option<PathBuf>,
     pub(crate) log: Option<String>,
+}
+
+/// Where the images are.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Files of a directory of this host.
+    Directory { dir: PathBuf, cache: DiskCache },
+    /// Images of a Ceph cluster's pool.
+    Ceph { options: engines::ceph::Options, run: PathBuf },
+    /// Files of a directory in Gfarm.
+    Gfarm { options: engines::gfarm::Options, run: PathBuf },
 }
 
 /// Why the store did not start, or ended.
@@ -37,6 +50,8 @@ pub(crate) enum ServeError {
     Log(String),
     #[error("the directory of images cannot be used: {0}")]
     Images(#[from] StoreError),
+    #[error("the images cannot be reached: {0}")]
+    Engine(#[from] engines::Error),
     #[error("--tls-dir: {0}")]
     Tls(#[from] TlsError),
     #[error("the workers cannot be started: {0}")]
@@ -47,10 +62,15 @@ pub(crate) enum ServeError {
     System(#[from] io::Error),
 }
 
+/// Most threads that wait for an image. A request to an engine that is away keeps one until it is back, and
+/// other disks of the store are not to wait for that.
+const THREADS: usize = 8192;
+
 /// Runs the store until a signal ends it.
 pub(crate) fn run(options: &Options) -> Result<(), ServeError> {
     log::start(options.log.as_deref().unwrap_or("info")).map_err(ServeError::Log)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(THREADS).build()?;
     runtime.block_on(serve(options))
 }
 
@@ -58,7 +78,11 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     let mut ends = signals()?;
     let tls = options.tls_dir.as_deref().map(tls::server).transpose()?;
     let rules = options.tls_dir.as_deref().map(Rules::load).transpose()?.flatten();
-    let catalog = Catalog::open(&options.dir)?;
+    let backend: Box<dyn Backend> = match &options.place {
+        Place::Directory { dir, cache } => Box::new(Directory::open(dir, *cache)?),
+        Place::Ceph { options, run } => Box::new(Engine::ceph(options, run)?),
+        Place::Gfarm { options, run } => Box::new(Engine::gfarm(options, run)?),
+    };
     let cpus = options.cpus.as_ref().map(CpuList::cpus);
     let of = dataplane::Options { cpus: cpus.clone(), ..dataplane::Options::default() };
     let host = Host::start(&of, tokio::runtime::Handle::current())?;
@@ -72,19 +96,15 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|source| ServeError::Listen { address, source })?;
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let cache = match options.cache {
-        DiskCache::Direct => Cache::Direct,
-        DiskCache::Host => Cache::PageCache,
-    };
-    info!("ready at {}: images of {}", listener.local_addr()?, options.dir.display());
+    info!("ready at {}: images of {}", listener.local_addr()?, backend.name());
     notify::tell("READY=1");
-    let images = Arc::new(Directory { catalog, cache, rules });
+    let local = local(&backend.local(listener.local_addr()?.port()));
+    let images = Arc::new(Gate { backend, rules });
     let end = async {
         let signal = any(&mut ends).await;
         info!("{signal}: ending");
         notify::tell("STOPPING=1");
     };
-    let local = local(&options.dir, listener.local_addr()?.port());
     let serving = Serving { listener, local, name, tls };
     let served = serve_store(&host, serving, images, end).await;
     host.shutdown().await;
@@ -93,29 +113,43 @@ async fn serve(options: &Options) -> Result<(), ServeError> {
 }
 
 /// Where daemons of this host hand guests over.
-fn local(dir: &Path, port: u16) -> Option<Listener> {
-    // No image has a name that begins with a dot.
-    let path = std::path::absolute(dir.join(format!(".store-{port}.sock"))).ok()?;
-    let bound = Listener::bind(&path);
+fn local(path: &std::path::Path) -> Option<Listener> {
+    let path = std::path::absolute(path).ok()?;
+    let bound = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let bound = bound.and_then(|()| Listener::bind(&path).map_err(io::Error::other));
     bound.inspect_err(|error| warn!("guests of this host are served over TCP, too: {error}")).ok()
 }
 
-/// The images of a directory.
-struct Directory {
-    catalog: Catalog,
-    cache: Cache,
+/// A place with images. Called on threads that may wait.
+trait Backend: Send + Sync + 'static {
+    /// For people.
+    fn name(&self) -> String;
+
+    /// Where the Unix socket is that daemons of this host hand guests over at.
+    fn local(&self, port: u16) -> PathBuf;
+
+    /// Opens an image.
+    fn open(&self, name: &ImageName, write: bool, client: &Peer) -> Result<OpenImage, Refused>;
+
+    /// All there are.
+    fn list(&self) -> Result<Vec<Listed>, Refused>;
+}
+
+/// A backend behind the rules of who may have what.
+struct Gate {
+    backend: Box<dyn Backend>,
     /// None: every client may have every image.
     rules: Option<Rules>,
 }
 
-impl Directory {
+impl Gate {
     fn allows(&self, client: &Peer, image: &ImageName, write: bool) -> bool {
         let certificate = client.certificate.as_deref();
         self.rules.as_ref().is_none_or(|rules| rules.allow(certificate, image, write))
     }
 }
 
-impl Images for Directory {
+impl Images for Gate {
     fn allow(&self, name: &ImageName, write: bool, client: &Peer) -> Result<(), Refused> {
         if self.allows(client, name, write) {
             return Ok(());
@@ -126,49 +160,20 @@ impl Images for Directory {
     }
 
     fn open(&self, name: &ImageName, write: bool, client: &Peer) -> Result<OpenImage, Refused> {
-        let owner = Owner::new(self.catalog.dir(), &client.name);
-        let access = if write { Access::Write } else { Access::Read };
-        let opened = self.catalog.open_image(name, access, &owner, self.cache);
-        let image = Arc::new(opened.map_err(|error| refusal(name, &error))?);
-        let epoch = self.catalog.epoch(name, write).map_err(|error| refusal(name, &error))?;
-        Ok(OpenImage {
-            image: image_bytes(&image),
-            size: image.size(),
-            epoch,
-            keep: Box::new(image),
-        })
+        self.backend.open(name, write, client)
     }
 
     fn list(&self, client: &Peer) -> Result<Vec<Listed>, Refused> {
-        let all = self.catalog.list().map_err(|error| {
-            error!("the images cannot be listed: {error}");
-            Refused { why: Why::Failed, message: "the images cannot be listed".to_owned() }
-        })?;
-        let whole = |(image, found): (ImageName, Result<store::Summary, StoreError>)| {
-            let summary = found.inspect_err(|error| warn!("{error}")).ok()?;
-            let listed = Listed { image, size: summary.size };
-            self.allows(client, &listed.image, false).then_some(listed)
-        };
-        Ok(all.into_iter().filter_map(whole).collect())
+        let mut all = self.backend.list()?;
+        all.retain(|listed| self.allows(client, &listed.image, false));
+        Ok(all)
     }
 }
 
-/// What a client is told. What is the matter with this host, and where things are on it, is said in
-/// the log only.
-fn refusal(name: &ImageName, error: &StoreError) -> Refused {
-    let why = match error {
-        StoreError::InUse { owner: Some(owner), .. } => {
-            let message = format!("image {name} is in use by {}", owner.disk);
-            return Refused { why: Why::InUse, message };
-        }
-        StoreError::NotFound(_) => Why::NoSuchImage,
-        StoreError::InUse { .. } | StoreError::HasClones { .. } => Why::InUse,
-        StoreError::Snapshot(_) => Why::Forbidden,
-        _ => {
-            error!("image {name} cannot be opened: {error}");
-            let message = format!("image {name} cannot be opened: the store's log says why");
-            return Refused { why: Why::Failed, message };
-        }
-    };
-    Refused { why, message: error.to_string() }
+/// A failure that is told to the client without what is the matter with this host, and where things are on it: that
+/// is said in the log only.
+fn failed(name: &ImageName, error: &dyn std::error::Error) -> Refused {
+    tracing::error!("image {name} cannot be opened: {error}");
+    let message = format!("image {name} cannot be opened: the store's log says why");
+    Refused { why: Why::Failed, message }
 }
