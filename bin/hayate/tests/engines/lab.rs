@@ -259,8 +259,9 @@ pub(crate) fn add_at(addresses: &str, daemon: &Daemon, disk: &str, image: &str, 
         let answer = daemon.cli(&add);
         let status = answer.status;
         said = Some(answer);
-        // Anything but that nobody listens is an answer.
-        status == 0 || !said.as_ref().unwrap().err.contains("Connection refused")
+        // Anything but that nobody listens, or that an earlier disk is not closed yet, is an answer.
+        let (err, earlier) = (&said.as_ref().unwrap().err, format!("in use by disk {disk} of "));
+        status == 0 || !(err.contains("Connection refused") || err.contains(&earlier))
     });
     let said = said.unwrap();
     assert_eq!(said.status, 0, "{said:?}");

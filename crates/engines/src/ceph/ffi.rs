@@ -1,6 +1,6 @@
 //! What shim.c declares, behind types that know what is open.
 
-#![expect(unsafe_code)]
+#![cfg_attr(has_ceph, expect(unsafe_code))]
 // UNSAFETY: declares and calls functions in C.
 
 #[cfg(has_ceph)]

@@ -4,7 +4,7 @@
 //! and closed by any number of threads, and that the rest may not be. So the rest is done by one thread at a time
 //! here ([`META`]).
 
-#![expect(unsafe_code)]
+#![cfg_attr(has_gfarm, expect(unsafe_code))]
 // UNSAFETY: declares and calls functions in C.
 
 #[cfg(has_gfarm)]

@@ -60,16 +60,16 @@ pub(crate) struct StoreServe {
     #[arg(long, value_name = "POOL")]
     pub(crate) rbd: Option<String>,
     /// rbd: the cluster's configuration [default: where Ceph looks, /etc/ceph/ceph.conf first]
-    #[arg(long, value_name = "FILE", requires = "rbd")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "gfarm"])]
     pub(crate) ceph_conf: Option<PathBuf>,
     /// rbd: who the store is for the cluster, without `client.` [default: admin]
-    #[arg(long, value_name = "ID", requires = "rbd")]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["dir", "gfarm"])]
     pub(crate) ceph_user: Option<String>,
     /// Directory of a Gfarm file system: its files
     #[arg(long, value_name = "PATH", conflicts_with = "cache")]
     pub(crate) gfarm: Option<String>,
     /// gfarm: the configuration [default: where Gfarm looks, ~/.gfarm2rc and /etc/gfarm2.conf]
-    #[arg(long, value_name = "FILE", requires = "gfarm")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "rbd"])]
     pub(crate) gfarm_conf: Option<PathBuf>,
     /// Where to listen, like 10.0.0.5:4420 or [::]:4420
     #[arg(long, value_name = "ADDR:PORT")]
