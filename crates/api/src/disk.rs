@@ -290,6 +290,8 @@ pub struct DiskStore {
     pub connections: u64,
     /// How bytes come and go: `shm`, `libfabric` or `tcp`.
     pub transport: Transport,
+    /// By `libfabric`: the provider that moves them, `verbs` or `tcp`.
+    pub provider: Option<String>,
 }
 
 /// A disk as the daemon shows it.

@@ -189,8 +189,10 @@ pub struct StoreStatus {
     pub since: SystemTime,
     /// Connections so far.
     pub connections: u64,
-    /// How bytes come and go: `Shm` or `Tcp`.
+    /// How bytes come and go: `Shm`, `Libfabric` or `Tcp`.
     pub transport: Transport,
+    /// By `Libfabric`: which provider of it moves them.
+    pub provider: Option<String>,
 }
 
 /// A running queue of a disk.

@@ -159,7 +159,8 @@ fn summary(disk: &Disk) -> Vec<(&'static str, String)> {
         let age = units::age(store.since.age());
         match &store.away {
             None => {
-                let transport = store.transport.as_str();
+                let provider = store.provider.as_ref().map(|provider| format!(" ({provider})"));
+                let transport = store.transport.as_str().to_owned() + &provider.unwrap_or_default();
                 format!("{address} by {transport}, connected for {age}, {times} so far")
             }
             Some(why) => format!("away for {age}, the guest waits: {why}"),

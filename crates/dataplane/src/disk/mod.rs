@@ -182,18 +182,22 @@ impl Disk {
     }
 
     /// Notes that a store has been reached at an address, and how bytes come and go, or why not.
-    pub(crate) fn store_state(&self, state: Result<(String, Transport), String>) {
+    pub(crate) fn store_state(
+        &self,
+        state: Result<(String, Transport, Option<fabric::Kind>), String>,
+    ) {
         let mut store = self.store.lock();
         let since = SystemTime::now();
         let before = store.take();
         let connections = before.as_ref().map_or(0, |store| store.connections);
         *store = Some(match (state, before) {
-            (Ok((address, transport)), _) => StoreStatus {
+            (Ok((address, transport, kind)), _) => StoreStatus {
                 address: Some(address),
                 away: None,
                 since,
                 connections: connections + 1,
                 transport,
+                provider: kind.map(|kind| kind.name().to_owned()),
             },
             (Err(why), Some(before)) => StoreStatus { away: Some(why), since, ..before },
             (Err(why), None) => StoreStatus {
@@ -202,6 +206,7 @@ impl Disk {
                 since,
                 connections,
                 transport: Transport::Auto,
+                provider: None,
             },
         });
     }

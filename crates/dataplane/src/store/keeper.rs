@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::Fabric;
+use fabric::{Fabric, Kind};
 use line::{Rma, Wire};
 use remote::VERSION;
 use remote::control::{Opened, Session, ToClient, ToStore, Transport};
@@ -98,11 +98,11 @@ enum By {
 }
 
 impl Reached {
-    fn transport(&self) -> Transport {
-        match self.by {
-            By::Wire(..) => Transport::Tcp,
-            By::Rma(..) => Transport::Libfabric,
-            By::Place(_) => Transport::Shm,
+    fn way(&self) -> (Transport, Option<Kind>) {
+        match &self.by {
+            By::Wire(..) => (Transport::Tcp, None),
+            By::Rma(rma, _) => (Transport::Libfabric, Some(rma.fabric().kind())),
+            By::Place(_) => (Transport::Shm, None),
         }
     }
 }
@@ -257,7 +257,7 @@ impl Keeper {
     /// Keeps the disk connected, at first by this connection.
     pub(crate) fn spawn(kept: Kept, first: Reached, runtime: &Handle) -> Keeper {
         let (stop, stopped) = oneshot::channel();
-        kept.reached(&first.address, first.transport());
+        kept.reached(&first.address, first.way());
         let task = runtime.spawn(async move {
             tokio::select! {
                 () = kept.keep(first) => {}
@@ -282,7 +282,7 @@ impl Kept {
         let (mut reached, mut again) = (first, false);
         loop {
             self.resized(reached.opened.size);
-            let transport = reached.transport();
+            let way = reached.way();
             let Reached { opened, address, by } = reached;
             match by {
                 By::Wire(wire, boot) => {
@@ -301,8 +301,8 @@ impl Kept {
                 By::Place(placed) => _ = self.way.send(Way::Place(placed)),
             }
             if again {
-                self.reached(&address, transport);
-                let (disk, transport) = (&self.disk.name, transport.as_str());
+                self.reached(&address, way);
+                let (disk, transport) = (&self.disk.name, way.0.as_str());
                 tracing::info!(%disk, store = %address, transport, "connected again");
             }
             again = true;
@@ -314,8 +314,8 @@ impl Kept {
         }
     }
 
-    fn reached(&self, address: &str, transport: Transport) {
-        self.disk.store_state(Ok((address.to_owned(), transport)));
+    fn reached(&self, address: &str, (transport, kind): (Transport, Option<Kind>)) {
+        self.disk.store_state(Ok((address.to_owned(), transport, kind)));
     }
 
     /// Has the guest's memory be reached by this fabric from now on. That may take a while.

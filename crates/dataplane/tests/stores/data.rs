@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 
 use dataplane::StoreTarget;
+use dataplane::store_control::Transport;
 use testkit::block::{BlockDriver, Options, Request, SECTOR, Writer, status};
 
 use crate::common::plane::Plane;
@@ -25,7 +26,10 @@ pub(crate) fn keeps(way: Way) {
         let transport = wanted.transport;
         let id = add(&plane, "disk", wanted).unwrap();
         let seen = plane.host.disk_status(id).unwrap();
-        assert_eq!((seen.size, seen.store.unwrap().transport), (SIZE, transport));
+        let way = seen.store.unwrap();
+        assert_eq!((seen.size, way.transport), (SIZE, transport));
+        let provider = (transport == Transport::Libfabric).then_some("tcp");
+        assert_eq!(way.provider.as_deref(), provider);
         let options = Options { size: 8, data: 3 << 20, ..Options::new(direct) };
         let mut guest = BlockDriver::connect(plane.socket("disk"), &options).unwrap();
         let mut run = |request: &Request| {

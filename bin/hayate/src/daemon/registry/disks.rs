@@ -421,6 +421,7 @@ impl Registry {
                 since: store.since.into(),
                 connections: store.connections,
                 transport: store.transport,
+                provider: store.provider,
             }),
             queues: status.queues.iter().map(queue).collect(),
             ..view
