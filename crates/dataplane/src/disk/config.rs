@@ -10,7 +10,7 @@ use disk::qos::Limiter;
 use disk::request::{ID_BYTES, MAX_RANGES};
 use disk::{DiskSpec as DeviceLook, SECTOR};
 use parking_lot::Mutex;
-use remote::control::Opened;
+use remote::control::{Opened, Transport};
 use sys::EventFd;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -144,6 +144,8 @@ pub(crate) fn make(
     }
     let (report, faults) = mpsc::unbounded_channel();
     let rules = config.rules();
+    let automatic =
+        matches!(&spec.image, DiskImage::Store(far) if far.transport == Transport::Auto);
     let disk = Arc::new(Disk {
         id,
         name,
@@ -156,7 +158,7 @@ pub(crate) fn make(
         last_error: Mutex::default(),
         store: Mutex::default(),
         report: Mutex::default(),
-        reach: Reach::default(),
+        reach: Reach::new(automatic),
         logged: AtomicU64::new(0),
         faults: report,
     });
@@ -322,7 +324,10 @@ impl Device for DiskDevice {
         self.info(|all| all.page_size = Some(mem.page_size()));
         if let Err(error) = self.disk.reach.add(&mem) {
             let reason = format!("memory-unreachable: the fabric refuses it: {error}");
-            return Err(DeviceFault { queue: Some(index), reason });
+            if !self.disk.reach.gave_up() {
+                return Err(DeviceFault { queue: Some(index), reason });
+            }
+            tracing::warn!(disk = %self.disk.name, "{reason}");
         }
         let again = queue.in_flight();
         tracing::debug!(disk = %self.disk.name, index, size = info.size, again, "queue started");

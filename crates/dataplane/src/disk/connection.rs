@@ -6,8 +6,9 @@ use std::io;
 use disk::SECTOR;
 use disk::counters::Kind;
 use disk::request::Range;
-use fabric::{Registration, Remote, Rights};
+use fabric::{Depth, Fabric, Registration, Remote, Rights};
 use guestmem::{Access, Segments};
+use line::rma::Fresh;
 use line::{Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, Item};
@@ -71,15 +72,21 @@ impl Connection {
         Ok(Connection { line, pool: pool(&opened)?, server: Server::new(opened, write), looks: 0 })
     }
 
-    /// The same over a fabric.
+    /// The same over a fabric, on an endpoint that is made last: who waits for it is refused if there is no
+    /// memory.
     ///
     /// # Errors
-    /// There is no memory for it, or the fabric does not take it.
-    pub(crate) fn rma(rma: Rma, opened: Opened, write: bool) -> io::Result<Connection> {
+    /// There is no memory for it, or the fabric does not take it; that of the endpoint.
+    pub(crate) fn rma(
+        fabric: &Fabric,
+        endpoint: impl FnOnce(Depth) -> Result<Fresh, fabric::Error>,
+        opened: Opened,
+        write: bool,
+    ) -> io::Result<Connection> {
         let pool = pool(&opened)?;
-        let memory = rma.fabric().register(pool.memory(), Rights::Local);
+        let memory = fabric.register(pool.memory(), Rights::Local).map_err(io::Error::other)?;
+        let rma = Rma::new(fabric, endpoint, opened.requests, None)?;
         let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
-        let memory = memory.map_err(io::Error::other)?;
         let line = Line::Rma(Moved { rma: Box::new(rma), memory, fetching, storing, next: 0 });
         Ok(Connection { line, pool, server: Server::new(opened, write), looks: 0 })
     }

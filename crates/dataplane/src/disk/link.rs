@@ -293,6 +293,10 @@ impl Link {
                 if request.operation.moves() {
                     let segments = sent.job.segments.first(request.length);
                     let Some((registration, buffers)) = disk.reach.of(&segments) else {
+                        // It is asked for again on the next connection, which is by TCP.
+                        if disk.reach.gave_up() {
+                            return Err(WireError::Unexpected("memory that the fabric refuses"));
+                        }
                         return Err(WireError::Vanished(tag));
                     };
                     request.buffers = buffers;

@@ -12,12 +12,18 @@ const MEMORIES: usize = 4;
 
 /// A guest's memory, registered for the store of its disk: by control when it comes, so that no worker
 /// waits for it.
-#[derive(Debug, Default)]
-pub(crate) struct Reach(Mutex<Known>);
+#[derive(Debug)]
+pub(crate) struct Reach {
+    known: Mutex<Known>,
+    /// Without that the store is reached as well.
+    optional: bool,
+}
 
 #[derive(Debug, Default)]
 struct Known {
     fabric: Option<Fabric>,
+    /// The fabric did not take memory of this guest.
+    refused: bool,
     memories: Vec<Arc<GuestMemory>>,
     registered: Vec<Registration>,
 }
@@ -29,7 +35,9 @@ impl Known {
         if let Some(there) = self.registered.iter().find(of) {
             return Ok(there.clone());
         }
-        let registration = fabric.register(memory, Rights::RemoteReadWrite)?;
+        let registered = fabric.register(memory, Rights::RemoteReadWrite);
+        self.refused |= registered.is_err();
+        let registration = registered?;
         if self.registered.len() >= MEMORIES {
             self.registered.remove(0);
         }
@@ -39,9 +47,19 @@ impl Known {
 }
 
 impl Reach {
+    /// `optional`: the disk goes on by TCP if memory is refused.
+    pub(crate) fn new(optional: bool) -> Reach {
+        Reach { known: Mutex::default(), optional }
+    }
+
+    /// Whether the disk has to go on without a fabric.
+    pub(crate) fn gave_up(&self) -> bool {
+        self.optional && self.known.lock().refused
+    }
+
     /// A front end has brought this memory.
     pub(crate) fn add(&self, memory: &Arc<GuestMemory>) -> Result<(), fabric::Error> {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         if !known.memories.iter().any(|one| Arc::ptr_eq(one, memory)) {
             if known.memories.len() >= MEMORIES {
                 known.memories.remove(0);
@@ -53,15 +71,17 @@ impl Reach {
 
     /// The front end is gone. Whether memory of it was registered.
     pub(crate) fn clear(&self) -> bool {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         known.memories.clear();
+        // The next one's may be taken.
+        known.refused = false;
         let registered = std::mem::take(&mut known.registered);
         !registered.is_empty()
     }
 
     /// From now on the store is reached by this fabric; none: by none.
     pub(crate) fn set(&self, fabric: Option<&Fabric>) -> Result<(), fabric::Error> {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         (known.registered, known.fabric) = (Vec::new(), fabric.cloned());
         if fabric.is_some() {
             for memory in known.memories.clone() {
@@ -73,7 +93,7 @@ impl Reach {
 
     /// By what a store reaches these segments, as long as the registration is kept.
     pub(crate) fn of(&self, segments: &Segments) -> Option<(Registration, Vec<Buffer>)> {
-        let registration = self.0.lock().registration(segments.memory()).ok()?;
+        let registration = self.known.lock().registration(segments.memory()).ok()?;
         let one = |Remote { address, key, length }| Buffer { address, key, length };
         let buffers = registration.remote(segments)?.into_iter().map(one).collect();
         Some((registration, buffers))

@@ -58,7 +58,7 @@ impl Host {
         let wish = Wish::of(spec);
         let far = match &spec.image {
             DiskImage::Store(target) => {
-                Some((Arc::clone(target), keeper::open(target, Some(&wish)).await?))
+                Some((Arc::clone(target), keeper::open(target, Some(&wish), true).await?))
             }
             DiskImage::File(_) | DiskImage::Image(_) => None,
         };

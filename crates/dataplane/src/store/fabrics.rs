@@ -177,8 +177,7 @@ impl Berth {
     fn begin(&mut self, fabric: &Fabric, request: Request) -> io::Result<()> {
         let (answer, write) = (self.answer.clone(), !self.offer.read_only);
         let accept = |depth| rma::accept(request, depth);
-        let line = Rma::new(fabric, accept, answer.requests, None)?;
-        let connection = Connection::rma(line, answer, write)?;
+        let connection = Connection::rma(fabric, accept, answer, write)?;
         let served = self.host.serve_image(self.offer.clone()).map_err(io::Error::other)?;
         served.start(connection);
         self.served = Some(served);

@@ -37,14 +37,18 @@ const REQUESTS: u16 = 1024;
 /// How often a silent store is asked for a sign.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Opens the image at the first address that answers.
+/// Opens the image at the first address that answers; `fabric`: one may be used.
 ///
 /// # Errors
 /// None does: the last reason.
-pub(crate) async fn open(target: &StoreTarget, wish: Option<&Wish>) -> Result<Reached, StoreError> {
+pub(crate) async fn open(
+    target: &StoreTarget,
+    wish: Option<&Wish>,
+    fabric: bool,
+) -> Result<Reached, StoreError> {
     let mut error = StoreError::NoAddress;
     for address in &target.addresses {
-        let mut opened = open_at(target, address, wish, true).await;
+        let mut opened = open_at(target, address, wish, fabric).await;
         if let (Err(StoreError::NoFabric { why, .. }), Transport::Auto) =
             (&opened, target.transport)
         {
@@ -324,7 +328,7 @@ impl Kept {
         let set = move || disk.reach.set(fabric.as_ref());
         let done = tokio::task::spawn_blocking(set).await;
         if let Ok(Err(error)) = done {
-            // Requests say so, one by one.
+            // Requests say so, one by one, or end the connection for one by TCP.
             tracing::error!(disk = %self.disk.name, "the fabric refuses the guest's memory: {error}");
         }
     }
@@ -362,7 +366,8 @@ impl Kept {
                 self.command(DiskCommand::FailLink);
                 patience = None;
             }
-            match open(&self.target, self.wish.as_ref()).await {
+            let fabric = !self.disk.reach.gave_up();
+            match open(&self.target, self.wish.as_ref(), fabric).await {
                 Ok(connected) => return connected,
                 Err(error) => {
                     let text = error.to_string();
