@@ -7,16 +7,18 @@
 #   3. A Debian kernel for the guests, unpacked to the vmlinux that boots about a second faster, and its modules.
 #   4. An initramfs with the few programs the tests run inside a guest.
 #   5. A disk that boots: GRUB, the kernel, and the same programs with fio.
+#   6. A second kernel, which has RDMA, unlike the one for clouds, and an initramfs for it.
 #
-# 2 to 5 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+# 2 to 6 install nothing on the machine: packages are fetched with a private apt state from the archive that the
 # machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
-# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=.
+# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
 GUEST_SUITES=${GUEST_SUITES:-trixie}              # kernel and programs of the guests
 QEMU_SUITES=${QEMU_SUITES:-trixie-backports,trixie}
+RDMA_SUITES=${RDMA_SUITES:-bookworm}              # the kernel with RDMA
 mkdir -p "$BUILD_DIR/guest"
 BUILD_DIR=$(readlink -f "$BUILD_DIR")
 g=$BUILD_DIR/guest
@@ -34,7 +36,7 @@ sum() { cat "$@" | sha256sum | cut -c1-16; }
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
 packages=(dpdk dpdk-dev qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
           cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind
-          libfabric-dev pkg-config
+          libfabric-dev ibverbs-providers pkg-config
           ceph-mon ceph-osd ceph-common librbd-dev librados-dev gfmd gfsd gfarm-client libgfarm-dev)
 missing=()
 for p in "${packages[@]}"; do
@@ -104,6 +106,26 @@ if ! stamp "$g/disk.stamp" "$want"; then
     echo "$want" > "$g/disk.stamp"
 fi
 
+# --- 6. RDMA ---------------------------------------------------------------------------------------------------------
+# The order matters: rdma_rxe asks for crc32 by a name that no list of dependencies has.
+modules="crc32_generic crc32_pclmul ib_core ib_uverbs ib_cm iw_cm rdma_cm rdma_ucm rdma_rxe"
+want="rdma $RDMA_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/kernel.sh")"
+if ! stamp "$g/rdma/.stamp" "$want"; then
+    say "fetching a Linux kernel with RDMA from Debian $RDMA_SUITES (70 MB)"
+    "$here/scripts/kernel.sh" "$g/rdma" "$RDMA_SUITES" linux-image-amd64
+    # Drivers of what no guest has are most of it.
+    rm -rf "$g"/rdma/lib/modules/*/kernel/{sound,drivers/{gpu,media,scsi,usb,iio,hwmon,staging}}
+    echo "$want" > "$g/rdma/.stamp"
+    say "Linux $(cat "$g/rdma/version")"
+fi
+want="rdma initrd $modules $(sum "$here/scripts/initramfs.sh" "$here/guest/init" "$g/rdma/version" "$g/rdma/.stamp" "$g/tools/.stamp")"
+if ! stamp "$g/rdma-initrd.stamp" "$want"; then
+    say "building the initramfs with RDMA"
+    PROGRAMS=rdma MODULES=$modules \
+        "$here/scripts/initramfs.sh" build "$g/tools" "$g/rdma" "$here/guest/init" "$g/rdma-initrd.cpio"
+    echo "$want" > "$g/rdma-initrd.stamp"
+fi
+
 rm -rf "$BUILD_DIR/apt"
 cat > "$g/env.new" <<E
 QEMU=$qemu
@@ -111,5 +133,7 @@ KERNEL=$g/kernel/vmlinux
 KERNEL_VERSION=$(cat "$g/kernel/version")
 INITRD=$g/initrd.cpio
 DISK=$g/disk.raw
+RDMA_KERNEL=$g/rdma/vmlinux
+RDMA_INITRD=$g/rdma-initrd.cpio
 E
 mv "$g/env.new" "$g/env"

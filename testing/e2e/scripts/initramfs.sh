@@ -1,11 +1,12 @@
 #!/bin/bash
 # initramfs.sh fetch TOOLS SUITES                 the programs of the guests, unpacked into TOOLS
 # initramfs.sh build TOOLS KERNEL INIT OUT.cpio   the initramfs: programs, their libraries, modules of KERNEL, INIT as /init
+# More programs and modules than all guests need: PROGRAMS=, MODULES=, which are loaded in this order after the others.
 # Not compressed: unpacking costs an emulated guest more than reading the bytes.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
-programs="ip bridge ss tc ethtool iperf3 socat tcpdump ping"
-modules="virtio_pci virtio_net virtio_console virtio_rng af_packet 8021q"
+programs="ip bridge ss tc ethtool iperf3 socat tcpdump ping ${PROGRAMS:-}"
+modules="virtio_pci virtio_net virtio_console virtio_rng af_packet 8021q ${MODULES:-}"
 if [ "$1" = fetch ]; then
     exec "$here/debs.sh" "$2" "$3" busybox-static dash iproute2 iputils-ping ethtool iperf3 socat tcpdump
 fi

@@ -1,10 +1,11 @@
 #!/bin/bash
-# kernel.sh DEST SUITES: a Debian cloud kernel: DEST/vmlinux, DEST/vmlinuz, DEST/lib/modules/VERSION, DEST/version.
+# kernel.sh DEST SUITES [PACKAGE]: a Debian kernel: DEST/vmlinux, DEST/vmlinuz, DEST/lib/modules/VERSION, DEST/version.
+# PACKAGE is what depends on the newest one, linux-image-cloud-amd64 if it is not named.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
-dest=$1 suites=$2
+dest=$1 suites=$2 package=${3:-linux-image-cloud-amd64}
 deps() { SHOW=1 "$here/debs.sh" "$dest" "$suites" "$@"; }
-image=$(deps linux-image-cloud-amd64 | grep '^linux-image-' | head -1)
+image=$(deps "$package" | grep '^linux-image-' | head -1)
 # Newer packaging puts modules and kernel into packages of their own.
 more=$(deps "$image" | grep -E '^linux-(modules|binary)-[0-9]' || true)
 NODEPS=1 "$here/debs.sh" "$dest" "$suites" $image $more

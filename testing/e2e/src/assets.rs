@@ -7,6 +7,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::process::{run, run_for};
 use crate::{Context, Result, bail, cpio, ensure};
 
@@ -27,6 +29,8 @@ pub struct Assets {
     pub initrd: PathBuf,
     /// A disk, raw, that a guest's firmware boots: the same programs, and fio.
     pub disk: PathBuf,
+    /// A kernel with RDMA, and the initramfs for it.
+    pub rdma: (PathBuf, PathBuf),
 }
 
 /// The top of the source tree.
@@ -70,6 +74,7 @@ pub fn get() -> Result<&'static Assets> {
         kernel_version: get("KERNEL_VERSION")?.into(),
         initrd,
         disk: get("DISK")?.into(),
+        rdma: (get("RDMA_KERNEL")?.into(), get("RDMA_INITRD")?.into()),
         build_dir,
     };
     Ok(ASSETS.get_or_init(|| assets))
@@ -122,9 +127,39 @@ fn programs() -> Result<PathBuf> {
 /// # Errors
 /// When cargo did not build it.
 pub fn peer() -> Result<PathBuf> {
-    let peer = programs()?.join("peer");
-    ensure!(peer.is_file(), "{}: no such program", peer.display());
-    Ok(peer)
+    program("peer")
+}
+
+/// The test program `blk`, a guest's driver of disks without a guest.
+///
+/// # Errors
+/// When cargo did not build it.
+pub fn blk() -> Result<PathBuf> {
+    program("blk")
+}
+
+fn program(name: &str) -> Result<PathBuf> {
+    let program = programs()?.join(name);
+    ensure!(program.is_file(), "{}: no such program", program.display());
+    Ok(program.canonicalize()?)
+}
+
+/// The program of a package's integration test, which cargo builds if it is not there as when all is
+/// tested.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn integration_test(name: &str) -> Result<PathBuf> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let manifest = tree().join("Cargo.toml").display().to_string();
+    let args = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    let args: Vec<&str> =
+        args.into_iter().chain(["--manifest-path", &manifest, "--test", name]).collect();
+    let said = run_for(Duration::from_secs(900), &cargo, &args)?;
+    let artifacts = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of = |one: &Value| one["target"]["name"] == name;
+    let program = artifacts.filter(of).find_map(|one| Some(one["executable"].as_str()?.to_owned()));
+    Ok(program.context(|| format!("cargo names no program of the test {name}"))?.into())
 }
 
 /// The initramfs with the test program `peer` (`src/bin/peer.rs`) and the machine's own libraries
@@ -179,7 +214,7 @@ fn static_agent() -> Result<PathBuf> {
 }
 
 /// An archive with what is appended to it, as a file.
-fn appended(base: &Path, mut archive: Vec<u8>, out: &Path) -> Result<PathBuf> {
+pub(crate) fn appended(base: &Path, mut archive: Vec<u8>, out: &Path) -> Result<PathBuf> {
     cpio::finish(&mut archive);
     let mut whole = fs::read(base)?;
     whole.extend_from_slice(&archive);

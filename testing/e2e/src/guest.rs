@@ -65,7 +65,9 @@ pub struct Config {
     pub nics: Vec<Nic>,
     /// More of QEMU's command line, its network devices before those of `nics`.
     pub more: Vec<String>,
-    /// The initramfs; `None`: that of all guests.
+    /// The kernel; `None`: that of all guests.
+    pub kernel: Option<PathBuf>,
+    /// The initramfs, for that kernel; `None`: that of all guests.
     pub initrd: Option<PathBuf>,
     /// The firmware boots it from the first disk of `more`, a copy or clone of [`Assets::disk`].
     pub boots_from_disk: bool,
@@ -88,6 +90,7 @@ impl Config {
             name: name.into(),
             nics: Vec::new(),
             more: Vec::new(),
+            kernel: None,
             initrd: None,
             boots_from_disk: false,
             cpus: 1,
@@ -176,7 +179,8 @@ impl Guest {
         ]);
         if !config.boots_from_disk {
             let initrd = config.initrd.as_ref().unwrap_or(&assets.initrd).display();
-            argv.extend(crate::argv!["-kernel", assets.kernel.display(), "-initrd", initrd]);
+            let kernel = config.kernel.as_ref().unwrap_or(&assets.kernel).display();
+            argv.extend(crate::argv!["-kernel", kernel, "-initrd", initrd]);
             argv.extend(crate::argv!["-append", COMMAND_LINE.trim_end()]);
         }
         argv.extend(config.more.iter().cloned());

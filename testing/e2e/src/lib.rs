@@ -18,6 +18,7 @@ pub mod endpoint;
 mod error;
 pub mod guest;
 pub mod hayate;
+pub mod hosted;
 pub mod netns;
 pub mod process;
 pub mod suite;
