@@ -11,6 +11,7 @@ use fabric::{Depth, Endpoint, Fabric, Kind, Registration, Remote, Rights};
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use remote::frame::{self, Item};
 use remote::{Buffer, Operation, Status};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use testkit::block::{BlockDriver, Layout, Options, Request, Writer, status};
 
 use crate::common::plane::Plane;
@@ -238,6 +239,11 @@ impl Hand {
     }
 
     fn ask(&mut self, operation: Operation, offset: u64, buffers: &[Remote]) -> Option<Status> {
+        self.begin(operation, offset, buffers);
+        self.hear()
+    }
+
+    fn begin(&mut self, operation: Operation, offset: u64, buffers: &[Remote]) {
         let one = |&Remote { address, key, length }: &Remote| Buffer { address, key, length };
         let length = buffers.iter().map(|one| one.length).sum();
         let buffers = buffers.iter().map(one).collect();
@@ -245,7 +251,6 @@ impl Hand {
         let mut bytes = Vec::new();
         frame::request(&mut bytes, TAG, &request);
         self.say(&bytes);
-        self.hear()
     }
 }
 
@@ -321,4 +326,34 @@ fn memory_that_is_not_there_is_not_reached() {
     store.shelf.file.read_exact_at(&mut there, 0).unwrap();
     assert_eq!(there, [[7; 512], [6; 512]].concat()[..]);
     assert_eq!(guest.run(&Request::write(0, &[1; 512])).unwrap().status, Some(status::OK));
+}
+
+/// A write whose data the store was fetching when the image was taken from its sender does not land, however
+/// late the data comes.
+#[test]
+fn data_that_is_held_back_does_not_land() {
+    if missing() {
+        return;
+    }
+    let (store, plane) = (Store::new(false), Plane::new());
+    let mut hand = Hand::open(&store, |place| place);
+    let shared = hand.share();
+    let data = shared.remote(&hand.segments(DATA, 4096)).unwrap();
+    hand.segments(DATA, 4096).copy_from(&[1; 4096]);
+    assert_eq!(hand.ask(Operation::Write, 0, &data), Some(Status::Ok));
+    hand.segments(DATA, 4096).copy_from(&[2; 4096]);
+    hand.begin(Operation::Write, 0, &data);
+    // The store asks for it, and over `tcp` gets it only when the owner of the memory lets it.
+    let mut arrived = [PollFd::new(&hand.endpoint, PollFlags::IN)];
+    let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut arrived, Some(&patience)), Ok(1));
+    // The same disk elsewhere: it gets the image when nothing of the other is under way.
+    add(&plane, "disk", far(store.address, 99)).unwrap();
+    let mut guest = connect(&plane, "disk", false);
+    assert_eq!(guest.run(&Request::write(0, &[3; 4096])).unwrap().status, Some(status::OK));
+    assert_eq!(hand.hear(), None);
+    let mut there = [0; 4096];
+    store.shelf.file.read_exact_at(&mut there, 0).unwrap();
+    assert_eq!(there, [3; 4096]);
+    assert_eq!(guest.run(&Request::read(0, 4096)).unwrap().data, [3; 4096]);
 }
