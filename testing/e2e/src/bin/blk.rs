@@ -136,7 +136,7 @@ fn write(socket: &Path, (offset, count, seed): Stretch) -> Result<()> {
     println!("asked");
     finish(&mut client)?;
     client.flush().map_err(text)?;
-    println!("written");
+    println!("done");
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn read(socket: &Path, (offset, count, seed): Stretch) -> Result<()> {
     println!("there, {answers} answered");
     bad.map_or(Ok(()), Err)?;
     finish(&mut client)?;
-    println!("read");
+    println!("done");
     Ok(())
 }
 
