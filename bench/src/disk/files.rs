@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -146,7 +146,11 @@ impl<'a> FileLoad<'a> {
 ///
 /// # Errors
 /// What is there is not what was written.
-pub(super) fn check(path: &Path, behind: &Path, size: u64) -> Result<(), LoadError> {
+pub(super) fn check(
+    path: &Path,
+    behind: impl Fn() -> Option<PathBuf>,
+    size: u64,
+) -> Result<(), LoadError> {
     let mut data = vec![0; size as usize];
     Random::new(size).fill(&mut data);
     let file = File::options().read(true).write(true).open(path).map_err(failed("the file"))?;
@@ -154,7 +158,9 @@ pub(super) fn check(path: &Path, behind: &Path, size: u64) -> Result<(), LoadErr
     file.sync_all().map_err(failed("the file"))?;
     drop(file);
     let mut read = vec![0; data.len()];
-    for (what, path) in [("mounted file", path), ("file", behind)] {
+    let behind =
+        behind().ok_or_else(|| failed("the file behind")(io::ErrorKind::NotFound.into()))?;
+    for (what, path) in [("mounted file", path), ("file", behind.as_path())] {
         let file = File::open(path).map_err(failed("the file"))?;
         file.read_exact_at(&mut read, 0).map_err(failed("the file"))?;
         if let Some(at) = data.iter().zip(&read).position(|(wrote, there)| wrote != there) {
@@ -185,10 +191,10 @@ mod tests {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        check(&path, &path, 4096).unwrap();
+        check(&path, || Some(path.clone()), 4096).unwrap();
         let other = dir.path().join("other");
         std::fs::write(&other, vec![0; 1 << 20]).unwrap();
-        let wrong = check(&path, &other, 4096).unwrap_err();
+        let wrong = check(&path, || Some(other.clone()), 4096).unwrap_err();
         assert!(matches!(wrong, LoadError::Data { what: "file", .. }), "{wrong}");
         for access in [Access::Read, Access::Write] {
             let job = Job { access, block: 4096, depth: 4, jobs: 1 };

@@ -91,9 +91,7 @@ pub(super) fn gfarm(images: &Images, cpu: usize) -> Result<Backend, SutError> {
     let mnt = home.join("mnt");
     let path = root.join(mnt.strip_prefix("/").unwrap_or(&mnt)).join("d0");
     fill(&path, images.size()).map_err(io("a file of Gfarm cannot be written"))?;
-    let file = largest(&spool)
-        .ok_or_else(|| io("gfsd's spool has no file")(std::io::ErrorKind::NotFound.into()))?;
-    let (file, path) = (Some(file), Some(path));
+    let (file, path) = (Some(spool), Some(path));
     let roles = Some(ROLES);
     Ok(Backend {
         sockets: Vec::new(),
@@ -122,8 +120,8 @@ fn fill(path: &Path, size: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// The largest file below a directory.
-fn largest(dir: &Path) -> Option<PathBuf> {
+/// The largest file below a directory, as gfsd keeps it: each time that it was written, by another name.
+pub(super) fn largest(dir: &Path) -> Option<PathBuf> {
     let mut best: Option<(u64, PathBuf)> = None;
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {

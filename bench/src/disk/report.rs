@@ -299,9 +299,9 @@ struct Promise {
     bound: Bound,
 }
 
-/// What is promised of images in a store: 4 KiB at random, and 1 MiB.
-fn asked(_: &Cell, job: &Job) -> bool {
-    job.access.random() || job.block == 1 << 20
+/// What is promised of images in a store: 4 KiB at random, and 1 MiB, of what is in memory there.
+fn asked(cell: &Cell, job: &Job) -> bool {
+    (job.access.random() || job.block == 1 << 20) && !cell.cold
 }
 
 /// Those about requests.

@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
         };
         let backend = rig.as_mut().map_err(|problem| problem.clone())?;
         let wait = self.options.disk_wait.into();
-        let forget = backend.file.clone().filter(|_| cell.cold);
+        let forget = backend.behind().filter(|_| cell.cold);
         let watch = &Watch { forget, interrupted: self.interrupted, ..*watch };
         if let Some(uri) = backend.uri.clone() {
             let server = backend.pids().first().copied().unwrap_or_default();
@@ -267,10 +267,8 @@ impl<'a> Run<'a> {
             Err(error) => Err(chain(&error)),
         };
         let mounted = |backend: Backend| {
-            let (Some(path), Some(file)) = (&backend.path, &backend.file) else {
-                return Err("it has no file".to_owned());
-            };
-            match files::check(path, file, images.size().min(CHECKED)) {
+            let Some(path) = &backend.path else { return Err("it has no file".to_owned()) };
+            match files::check(path, || backend.behind(), images.size().min(CHECKED)) {
                 Ok(()) => Ok(backend),
                 Err(error) => Err(chain(&error)),
             }

@@ -233,7 +233,7 @@ fn write_random(path: &Path, size: u64) -> std::io::Result<()> {
 pub struct Backend {
     /// One vhost-user socket for each disk.
     pub sockets: Vec<PathBuf>,
-    /// The raw file behind the first; none: it has no file.
+    /// The raw file behind the first, or the directory that has it; none: it has no file.
     pub file: Option<PathBuf>,
     /// The image in a mount.
     pub path: Option<PathBuf>,
@@ -249,6 +249,13 @@ pub struct Backend {
 }
 
 impl Backend {
+    /// The raw file behind the first disk or mount, at the moment.
+    #[must_use]
+    pub fn behind(&self) -> Option<PathBuf> {
+        let file = self.file.as_ref()?;
+        if file.is_dir() { super::mounts::largest(file) } else { Some(file.clone()) }
+    }
+
     /// Whether it has not ended.
     pub fn alive(&mut self) -> bool {
         self.process.alive() && self.server.as_mut().is_none_or(Process::alive)
