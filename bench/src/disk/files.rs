@@ -48,16 +48,20 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> LoadError {
 }
 
 impl<'a> FileLoad<'a> {
-    /// Requests of a job to the first `size` bytes of a file, none of them made yet.
+    /// Requests of a job to the first `size` bytes of a file, none of them counted yet.
     ///
     /// # Errors
-    /// It is smaller than one request.
+    /// It is smaller than one request, or cannot be read.
     pub fn new(path: &'a Path, job: Job, size: u64) -> Result<FileLoad<'a>, LoadError> {
         let blocks = size / u64::from(job.block.max(1));
         if blocks == 0 {
             return Err(LoadError::Size(size));
         }
-        Ok(FileLoad { path, job, blocks, next: AtomicU64::new(0) })
+        let load = FileLoad { path, job, blocks, next: AtomicU64::new(0) };
+        // Whatever serves it may start a process for that: from now on it is known.
+        let file = File::open(path).map_err(failed("the file"))?;
+        file.read_exact_at(&mut [0], 0).map_err(failed("a read of the file"))?;
+        Ok(load)
     }
 
     /// Makes requests for a window; `begin` and `end` are called when those begin and end that count.
