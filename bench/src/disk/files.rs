@@ -9,7 +9,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, OFlags, fadvise};
 use sys::clock::{ticks, ticks_per_second};
@@ -21,6 +22,9 @@ use crate::window::RoundTrips;
 
 /// What O_DIRECT asks of buffers.
 const ALIGN: usize = 4096;
+
+/// How long a server may take to give a file its name.
+const RENAMED: Duration = Duration::from_secs(10);
 
 /// What threads are to do.
 const SETTLING: u8 = 0;
@@ -72,17 +76,17 @@ impl<'a> FileLoad<'a> {
     ) -> Result<Done, LoadError> {
         let state = AtomicU8::new(SETTLING);
         let file = self.open()?;
-        let (latencies, seconds) = std::thread::scope(|scope| {
+        let (latencies, seconds) = thread::scope(|scope| {
             let threads: Vec<_> = (0..self.job.depth.max(1))
                 .map(|number| {
                     let (file, state) = (&file, &state);
                     scope.spawn(move || self.work(file, number, state))
                 })
                 .collect();
-            std::thread::sleep(SETTLE);
+            thread::sleep(SETTLE);
             let (start, before) = (Instant::now(), begin());
             state.store(COUNTED, Relaxed);
-            std::thread::sleep(LENGTH);
+            thread::sleep(LENGTH);
             state.store(OVER, Relaxed);
             let seconds = start.elapsed().as_secs_f64();
             end(before);
@@ -162,16 +166,28 @@ pub(super) fn check(
     file.sync_all().map_err(failed("the file"))?;
     drop(file);
     let mut read = vec![0; data.len()];
-    let behind =
-        behind().ok_or_else(|| failed("the file behind")(io::ErrorKind::NotFound.into()))?;
-    for (what, path) in [("mounted file", path), ("file", behind.as_path())] {
-        let file = File::open(path).map_err(failed("the file"))?;
+    let mounted = File::open(path).map_err(failed("the file"))?;
+    for (what, file) in [("mounted file", mounted), ("file", open_behind(behind)?)] {
         file.read_exact_at(&mut read, 0).map_err(failed("the file"))?;
         if let Some(at) = data.iter().zip(&read).position(|(wrote, there)| wrote != there) {
             return Err(LoadError::Data { what, offset: at as u64 });
         }
     }
     Ok(())
+}
+
+/// Opens the file behind a mount, which its server may be giving another name.
+fn open_behind(behind: impl Fn() -> Option<PathBuf>) -> Result<File, LoadError> {
+    let begin = Instant::now();
+    loop {
+        let none = || io::Error::from(io::ErrorKind::NotFound);
+        match behind().ok_or_else(none).and_then(File::open) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && begin.elapsed() < RENAMED => {
+                thread::sleep(Duration::from_millis(100));
+            }
+            opened => return opened.map_err(failed("the file behind")),
+        }
+    }
 }
 
 /// Has the page cache forget a file: what reads it next waits for the device.
