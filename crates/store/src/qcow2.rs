@@ -252,6 +252,10 @@ impl Qcow2 {
     pub fn write_zeroes(&self, offset: u64, len: u64, may_unmap: bool) -> io::Result<()> {
         self.take_away(offset, len, |access, run, _, offset, len| match run {
             Run::Zero => Ok(false),
+            // imago 0.2.6 takes a cluster off what is less than one, and would zero everything.
+            Run::Data if access.size() < 1 << self.cluster_bits => {
+                access.write(vec![0; len as usize].as_slice(), offset).map(|()| false)
+            }
             Run::Data if may_unmap => access.discard_to_zero(offset, len).map(|()| true),
             Run::Data => access.write_zeroes(offset, len).map(|()| false),
         })

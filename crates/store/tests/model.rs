@@ -221,3 +221,20 @@ proptest! {
         play(shape, size, &ops, Cache::Direct)?;
     }
 }
+
+/// There is no whole cluster of it, and most of its only one has to stay.
+#[test]
+fn a_part_of_an_image_smaller_than_a_cluster_is_zeroed() {
+    for shape in [Shape::OnRaw, Shape::Qcow2] {
+        for (offset, unmap) in [(0, false), (0, true), (1024, false), (3072, true)] {
+            let ops = [
+                Op::Write { offset: 0, len: 3584, seed: 7, direct: false },
+                Op::Zeroes { offset, len: 512, unmap },
+                Op::Read { offset: 0, len: 3584, direct: false },
+            ];
+            for cache in [Cache::PageCache, Cache::Direct] {
+                play(shape, 3584, &ops, cache).unwrap();
+            }
+        }
+    }
+}
