@@ -109,6 +109,15 @@ impl Connection {
         self.looks = 0;
     }
 
+    /// Has a fabric looked at once; whether it is a stream, whose socket tells.
+    pub(super) fn look_around(&mut self) -> bool {
+        let rma = matches!(self.line, Line::Rma(_));
+        if rma {
+            self.looks = self.looks.min(LOOKS - 1);
+        }
+        !rma
+    }
+
     /// The socket tells about everything that comes after the last look.
     pub(super) fn arm(&mut self) -> bool {
         self.looks = LOOKS;

@@ -208,6 +208,12 @@ impl Link {
         }
     }
 
+    /// Has a fabric looked at; whether it is a stream, whose socket tells.
+    pub(super) fn look_around(&mut self) -> bool {
+        self.readable |= matches!(self.line, Some(Line::Rma(_)));
+        matches!(self.line, Some(Line::Wire(_)))
+    }
+
     /// Wants to be woken up for what comes. Returns whether there is something already.
     pub(super) fn arm(&mut self) -> bool {
         if let Some(Line::Rma(rma)) = &mut self.line {

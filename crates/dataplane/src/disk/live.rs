@@ -199,6 +199,16 @@ impl LiveDisk {
         }
     }
 
+    /// Has its connections over fabrics looked at in the next pass: their descriptors tell only who is
+    /// about to sleep. Whether there are others.
+    pub(crate) fn look_around(&mut self) -> bool {
+        let mut streams = self.link.as_mut().is_some_and(Link::look_around);
+        for queue in self.queues.iter_mut().flatten() {
+            streams |= queue.look_around();
+        }
+        streams
+    }
+
     /// Goes on with this connection to the store.
     pub(crate) fn connected(&mut self, connected: Connected, tools: &mut Tools<'_>) {
         if let Some(link) = &mut self.link {

@@ -195,6 +195,14 @@ impl LiveQueue {
         }
     }
 
+    /// See [`Connection::look_around`]; a ring tells itself.
+    pub(super) fn look_around(&mut self) -> bool {
+        match &mut self.source {
+            Source::Ring(_) => false,
+            Source::Connection(connection) => connection.look_around(),
+        }
+    }
+
     /// Something has happened there.
     pub(super) fn kicked(&mut self) {
         if let Source::Connection(connection) = &mut self.source {

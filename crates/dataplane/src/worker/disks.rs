@@ -158,6 +158,15 @@ impl Disks {
         }
     }
 
+    /// Has connections over fabrics looked at; whether there are others, whose sockets tell.
+    pub(super) fn look_around(&mut self) -> bool {
+        let mut streams = false;
+        for disk in self.live.iter_mut().flatten() {
+            streams |= disk.look_around();
+        }
+        streams
+    }
+
     fn add(&mut self, disk: Box<LiveDisk>, bed: &Bed) {
         if self.ring.is_none() {
             match Ring::new(ENTRIES) {

@@ -46,7 +46,7 @@ use forward::{BURST, Forward, Lookup, Sender};
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
-/// Turns between two looks at the TAP descriptors: passes that found something, and looks at the
+/// Turns between two looks at the descriptors of TAP queues and connections: passes that found something, and looks at the
 /// clock.
 const HOUSEKEEPING: u32 = 32;
 
@@ -214,7 +214,7 @@ impl Worker {
             }
             if turns.is_multiple_of(HOUSEKEEPING) {
                 self.tick(Instant::now());
-                self.look_at_taps();
+                self.look_around();
             }
             let frames = self.pass();
             let frames = frames + self.pass_disks(frames);
@@ -290,9 +290,11 @@ impl Worker {
         }
     }
 
-    /// Asks the kernel which TAP queues are readable, without waiting.
-    fn look_at_taps(&mut self) {
-        if !self.taps.is_empty() {
+    /// Looks, without waiting, at what only the kernel knows: which TAP queues are readable, and which
+    /// connections to and from stores.
+    fn look_around(&mut self) {
+        let streams = self.disks.look_around();
+        if streams || !self.taps.is_empty() {
             self.wait(Some(Duration::ZERO));
         }
     }
@@ -328,7 +330,7 @@ impl Worker {
         let (disk_waiting, disk_silent) = self.arm_disks();
         waiting |= disk_waiting;
         silent |= disk_silent;
-        // The wake-up for a command may have been seen already, when the TAP queues were looked at.
+        // The wake-up for a command may have been seen already, when descriptors were looked at.
         if waiting || self.shared.mailbox.pending() {
             return;
         }

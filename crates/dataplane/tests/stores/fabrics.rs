@@ -17,7 +17,7 @@ use testkit::block::{BlockDriver, Layout, Options, Request, Writer, status};
 use crate::common::plane::Plane;
 use crate::common::wait;
 use crate::data;
-use crate::faults::write_more;
+use crate::faults::{heard, write_more};
 use crate::relay::{Relay, State};
 use crate::rig::{SIZE, Store, add, away, connect, connections, target};
 use crate::strangers::{Client, ask};
@@ -49,6 +49,13 @@ fn a_store_keeps_what_it_fetches() {
 fn a_busy_guest_finds_what_it_wrote() {
     if !missing() {
         data::finds(far);
+    }
+}
+
+#[test]
+fn workers_that_never_rest_hear_of_what_is_rare() {
+    if !missing() {
+        heard(far);
     }
 }
 

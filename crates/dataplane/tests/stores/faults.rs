@@ -8,6 +8,7 @@ use testkit::block::{Request, Writer, status};
 
 use crate::common::plane::Plane;
 use crate::common::wait;
+use crate::data::Way;
 use crate::relay::{Relay, State};
 use crate::rig::{Store, add, away, connect, connections, target};
 
@@ -146,4 +147,26 @@ fn a_guest_waits_no_longer_than_it_was_told_to() {
     relay.set(State::Open);
     wait(|| "the store is back".into(), || away(&plane.host, id).is_none());
     assert_eq!(status(guest.run(&Request::read(0, 512)).unwrap()), Some(status::OK));
+}
+
+#[test]
+fn workers_that_never_rest_hear_of_what_is_rare() {
+    heard(target);
+}
+
+/// A guest that asks seldom is answered, and its store is not taken for dead meanwhile, by workers that have
+/// something to do all the time.
+pub(crate) fn heard(way: Way) {
+    let (store, plane) = (Store::polling(), Plane::polling());
+    let id = add(&plane, "disk", way(store.address, 1)).unwrap();
+    let mut guest = connect(&plane, "disk", false);
+    // Longer than a store may be silent.
+    for round in 0..5u8 {
+        std::thread::sleep(Duration::from_secs(1));
+        let request = Request::write(round.into(), &[round; 512]);
+        assert_eq!(guest.run(&request).unwrap().status, Some(status::OK));
+    }
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(connections(&plane.host, id), 1);
+    assert_eq!(guest.run(&Request::read(4, 512)).unwrap().data, [4; 512]);
 }

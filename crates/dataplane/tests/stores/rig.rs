@@ -124,7 +124,15 @@ impl Store {
 
     /// Another process, as it were, with the same images.
     pub(crate) fn of(shelf: Arc<Shelf>) -> Store {
-        let plane = Plane::new();
+        Store::on(Plane::new(), shelf)
+    }
+
+    /// One whose worker goes on polling for ever.
+    pub(crate) fn polling() -> Store {
+        Store::on(Plane::polling(), Shelf::new(false))
+    }
+
+    fn on(plane: Plane, shelf: Arc<Shelf>) -> Store {
         let listener = plane.run(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let local = Listener::bind(&plane.socket("store")).unwrap();
