@@ -249,6 +249,8 @@ impl Link {
             Some(Line::Wire(wire)) => wire,
             Some(Line::Rma(_)) => return self.try_pump_rma(done),
         };
+        // What is sent now is not answered yet.
+        let nothing = self.client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = self.client.send() {
@@ -259,7 +261,7 @@ impl Link {
                 }
             }
             wire.flush()?;
-            if self.client.under_way() == 0 && !self.readable {
+            if nothing || (self.client.under_way() == 0 && !self.readable) {
                 return Ok(());
             }
             self.readable = false;
@@ -287,6 +289,8 @@ impl Link {
         else {
             return Ok(());
         };
+        // What is sent now is not answered yet.
+        let nothing = client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = client.send() {
@@ -311,7 +315,7 @@ impl Link {
                 rma.frame(|bytes| frame::request(bytes, tag, &request))?;
             }
             rma.flush()?;
-            if client.under_way() == 0 && !self.readable {
+            if nothing || (client.under_way() == 0 && !self.readable) {
                 return Ok(());
             }
             self.readable = false;
