@@ -26,6 +26,8 @@ Examples:
   hayate bench --cells disk --quick                      (4 KiB and 1 MiB requests to disks in memory)
   hayate bench --cells disk,disk-idle --disk-dir /mnt    (all of disks, also on the file system there)
   hayate bench --cells store             (disks and mounts of a store, beside NBD and Gfarm)
+  hayate bench --cells store --disk-systems store-gfarm-tcp,gfarm,qsd-nbd   (a store whose images are in Gfarm)
+  hayate bench --cells store-guest --disk-size 256   (the same disks in a QEMU guest, after `make setup`)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
@@ -81,7 +83,7 @@ pub struct Options {
         long,
         value_name = "LIST",
         value_delimiter = ',',
-        default_value = "hayate,qsd,fio,null,store-shm,store-libfabric,store-tcp,qsd-nbd,fuse-shm,fuse-libfabric,fuse-tcp,gfarm,nbd"
+        default_value = "hayate,qsd,fio,null,store-shm,store-libfabric,store-tcp,store-gfarm-tcp,qsd-nbd,fuse-shm,fuse-libfabric,fuse-tcp,gfarm,nbd"
     )]
     pub disk_systems: Vec<disk::System>,
     /// Where the images of disks are
@@ -97,6 +99,9 @@ pub struct Options {
     #[arg(long, value_name = "MIB", default_value = "1024")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
     pub disk_size: u64,
+    /// The folder in which `make setup` has put QEMU and a disk that boots, for the guest of `store-guest`
+    #[arg(long, value_name = "DIR", default_value = "build")]
+    pub guest: PathBuf,
     /// How the client of disks waits for answers
     #[arg(long, value_name = "HOW", default_value = "poll")]
     pub disk_wait: Waiting,
@@ -220,7 +225,7 @@ mod tests {
     fn tables_of_frames_and_of_disks_are_one_list() {
         let all = parse(&[]).unwrap();
         assert!(!all.chosen().is_empty());
-        assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 11);
+        assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 11 + 5);
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();

@@ -5,8 +5,8 @@
 use std::fs;
 use std::time::Duration;
 
+use bench::disk::client::check;
 use bench::disk::load::{Load, LoadError};
-use bench::disk::run::check;
 use bench::disk::sut::{Aio, Backend, Disks, Images, qsd};
 use bench::disk::{Access, Job, Medium};
 use blkclient::{Answer, Client, ClientError, Request, Shape, Wait};

@@ -11,6 +11,8 @@ pub enum Table {
     DiskIdle,
     /// requests to a disk or file whose image another process serves: client, back end or mount, and server
     Store,
+    /// some of the same by fio in a QEMU guest, which boots from what `make setup` made
+    StoreGuest,
 }
 
 /// Where the image is.
@@ -104,6 +106,14 @@ pub struct Job {
     pub jobs: u16,
 }
 
+impl Job {
+    /// Whether requests are what dd makes: 4 KiB one after the other, each when the last has ended.
+    #[must_use]
+    pub fn as_dd(&self) -> bool {
+        !self.access.random() && self.depth == 1
+    }
+}
+
 /// One cell: everything that is the same for all systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cell {
@@ -119,6 +129,9 @@ pub struct Cell {
     /// The page cache of who has the image has nothing of it when a window begins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cold: bool,
+    /// Requests are made in a guest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guest: bool,
 }
 
 /// Disks of [`Table::DiskIdle`].
@@ -143,8 +156,8 @@ pub fn cells(tables: &[Table], media: &[Medium], quick: bool) -> Vec<Cell> {
                 cells.extend(media.iter().flat_map(medium));
             }
             Table::DiskIdle => {
-                let (medium, disks) = (Medium::Tmpfs, IDLE);
-                cells.push(Cell { medium, disks, job: None, remote: false, cold: false });
+                let idle = Cell { disks: IDLE, job: None, ..Cell::default() };
+                cells.push(idle);
             }
             Table::Store => {
                 let remote = |job| Cell { remote: true, ..Cell::of(Medium::Tmpfs, job) };
@@ -156,6 +169,13 @@ pub fn cells(tables: &[Table], media: &[Medium], quick: bool) -> Vec<Cell> {
                 if media.contains(&medium) {
                     cells.extend(cold.map(|job| Cell { medium, cold: true, ..remote(job) }));
                 }
+            }
+            Table::StoreGuest => {
+                let (remote, guest) = (true, true);
+                let cell = |job| Cell { remote, guest, ..Cell::of(Medium::Tmpfs, job) };
+                // Writes of 4 KiB are not another question than reads.
+                let some = |job: &Job| job.block > 4096 || !job.access.writes();
+                cells.extend(remote_jobs().into_iter().filter(some).map(cell));
             }
         }
     }
@@ -191,9 +211,17 @@ fn jobs() -> Vec<Job> {
     all
 }
 
+impl Default for Cell {
+    /// A disk in memory, of this machine's.
+    fn default() -> Cell {
+        let (medium, disks) = (Medium::Tmpfs, 1);
+        Cell { medium, disks, job: None, remote: false, cold: false, guest: false }
+    }
+}
+
 impl Cell {
     fn of(medium: Medium, job: Job) -> Cell {
-        Cell { medium, disks: 1, job: Some(job), remote: false, cold: false }
+        Cell { medium, job: Some(job), ..Cell::default() }
     }
 
     /// What it differs in from its neighbours in the table.
@@ -208,19 +236,21 @@ impl Cell {
         };
         let jobs = if jobs == 1 { String::new() } else { format!(", {jobs} jobs") };
         let cold = if self.cold { ", cold" } else { "" };
-        format!("{size} {}, QD {depth}{jobs}{cold}", access.as_str())
+        let guest = if self.guest { ", guest" } else { "" };
+        format!("{size} {}, QD {depth}{jobs}{cold}{guest}", access.as_str())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
 
     #[test]
-    fn a_table_has_eighteen_cells_on_either_medium_and_eleven_with_a_server() {
+    fn a_table_has_eighteen_cells_on_either_medium_eleven_with_a_server_and_five_in_a_guest() {
         let media = [Medium::Tmpfs, Medium::Disk];
-        let all = cells(&[Table::Disk, Table::DiskIdle, Table::Store], &media, false);
-        assert_eq!(all.len(), 2 * 18 + 1 + 11);
+        let all = cells(Table::value_variants(), &media, false);
+        assert_eq!(all.len(), 2 * 18 + 1 + 11 + 5);
         assert_eq!(cells(&[Table::Disk], &media, true).len(), 8);
         let mut once = all.clone();
         once.sort();

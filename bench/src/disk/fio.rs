@@ -98,14 +98,43 @@ pub fn parse(text: &str) -> Result<(f64, RoundTrips), LoadError> {
     Ok((side.iops, RoundTrips { n: side.total_ios, p50, p99, p999 }))
 }
 
-/// The command for a job on a file.
-fn command(job: &Job, target: Target<'_>, size: u64, medium: Medium, cpu: usize) -> Vec<String> {
+/// What a job is to fio.
+fn job_of(job: &Job) -> String {
     let rw = match (job.access.random(), job.access.writes()) {
         (true, false) => "randread",
         (true, true) => "randwrite",
         (false, false) => "read",
         (false, true) => "write",
     };
+    let Job { block, depth, jobs, .. } = job;
+    format!("--rw={rw} --bs={block} --iodepth={depth} --numjobs={jobs}")
+}
+
+/// What it is asked in every case.
+const ASKED: &str = "--name=bench --thread --group_reporting --norandommap --randrepeat=0 \
+                     --lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99:99.9 \
+                     --output-format=json";
+
+/// Bytes that a guest reads one after the other as dd does, at most: they fit into its page cache, and are
+/// read once.
+const AS_DD: u64 = 64 << 20;
+/// How long requests are made in a guest: each takes long there.
+const IN_GUEST: Duration = Duration::from_secs(1);
+
+/// The command for a job on a device of a guest.
+#[must_use]
+pub fn in_guest(job: &Job, device: &str, size: u64) -> String {
+    let how = if job.as_dd() {
+        format!("--ioengine=psync --direct=0 --size={}", size.min(AS_DD))
+    } else {
+        let run = IN_GUEST.as_millis();
+        format!("--ioengine=libaio --direct=1 --size={size} --time_based --runtime={run}ms")
+    };
+    format!("cd /tmp && fio {ASKED} {} {how} --filename={device}", job_of(job))
+}
+
+/// The command for a job on a file.
+fn command(job: &Job, target: Target<'_>, size: u64, medium: Medium, cpu: usize) -> Vec<String> {
     let depth = job.depth;
     let (engine, name) = match target {
         // What a process can do at best: its file and buffers registered, system calls for many requests.
@@ -117,19 +146,17 @@ fn command(job: &Job, target: Target<'_>, size: u64, medium: Medium, cpu: usize)
     };
     let direct = u8::from(medium.direct() && matches!(target, Target::File(_)));
     let options = [
-        "--name=bench --thread --group_reporting --time_based --norandommap --randrepeat=0"
-            .to_owned(),
+        ASKED.to_owned(),
+        "--time_based".to_owned(),
         engine.to_owned(),
-        "--lat_percentiles=1 --clat_percentiles=0 --percentile_list=50:99:99.9".to_owned(),
-        format!("--rw={rw} --bs={} --iodepth={depth} --numjobs={}", job.block, job.jobs),
+        job_of(job),
         format!("--iodepth_batch_submit={}", depth.min(BATCH)),
         format!("--iodepth_batch_complete_min=1 --iodepth_batch_complete_max={depth}"),
         format!("--size={size} --direct={direct}"),
         format!("--runtime={}ms --ramp_time={}ms", LENGTH.as_millis(), SETTLE.as_millis()),
-        "--output-format=json".to_owned(),
     ];
     let pinned = ["taskset", "-c"].map(str::to_owned).into_iter().chain([cpu.to_string()]);
-    let words = options.iter().flat_map(|some| some.split(' ')).map(str::to_owned);
+    let words = options.iter().flat_map(|some| some.split_whitespace()).map(str::to_owned);
     pinned.chain(["fio".to_owned()]).chain(words).chain([name]).collect()
 }
 
@@ -233,6 +260,19 @@ mod tests {
         for word in ["--ioengine=nbd", "--uri=nbd://127.0.0.1:7", "--direct=0"] {
             assert!(words.iter().any(|w| w == word), "{word}: {words:?}");
         }
+    }
+
+    #[test]
+    fn a_guest_goes_past_its_page_cache_but_as_dd_does() {
+        let job = Job { access: Access::RandomRead, block: 4096, depth: 32, jobs: 1 };
+        let said = in_guest(&job, "/dev/vdc", 1 << 30);
+        for word in ["--rw=randread", "--direct=1", "--iodepth=32", "--filename=/dev/vdc"] {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+        assert!(!said.contains('\n'), "{said}");
+        let dd = in_guest(&Job { access: Access::Read, depth: 1, ..job }, "/dev/vdc", 1 << 30);
+        assert!(dd.contains("--direct=0 --size=67108864 "), "{dd}");
+        assert!(!dd.contains("--time_based"), "{dd}");
     }
 
     #[test]

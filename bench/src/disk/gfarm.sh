@@ -1,8 +1,9 @@
-# Gfarm on this machine: gfmd and gfsd here, gfarm2fs in a network namespace of its own behind a cable.
+# Gfarm on this machine: gfmd and gfsd here, and behind a cable a network namespace for a client.
 # Run in mount, network and PID namespaces that are this script's alone, as root.
-#   gfarm.sh DIRECTORY SPOOL CPU
+#   gfarm.sh DIRECTORY SPOOL CPU          gfarm2fs is the client, mounted at DIRECTORY/mnt
+#   gfarm.sh DIRECTORY SPOOL CPU IMAGE    a store will be it: /vm/d0 is a copy of the image
 set -eu
-dir=$1 spool=$2 cpu=$3
+dir=$1 spool=$2 cpu=$3 image=${4:-}
 mkdir -p "$dir/home" "$dir/mnt" "$spool"
 mount --make-rprivate /
 # Names and homes of this run: nothing of the machine's is changed.
@@ -33,9 +34,14 @@ gfhost -c -a x86_64-debian -p 10600 -n 2 gfsrv
 taskset -c "$cpu" gfsd -f "$dir/gfsd.conf" -h gfsrv -P "$dir/gfsd.pid" -F "$dir/gfsd.log" -L notice
 there() { [ -n "$(nsenter --target $client --net gfsched)" ]; }
 try there
-nsenter --target $client --net taskset -c "$cpu" gfarm2fs -f "$dir/mnt" > gfarm2fs.log 2>&1 &
-mounted() { mountpoint -q "$dir/mnt"; }
-try mounted
+if [ -n "$image" ]; then
+    gfmkdir /vm
+    gfreg "$image" /vm/d0
+else
+    nsenter --target $client --net taskset -c "$cpu" gfarm2fs -f "$dir/mnt" > gfarm2fs.log 2>&1 &
+    mounted() { mountpoint -q "$dir/mnt"; }
+    try mounted
+fi
 echo ready
 # Whoever started this says when it is over, or has ended: everything here ends with this.
 read -r _ || true

@@ -47,6 +47,9 @@ pub enum LoadError {
     /// What fio said.
     #[error("fio: {0}")]
     Fio(String),
+    /// A guest, or what it said.
+    #[error("{0}")]
+    Guest(String),
 }
 
 /// How long requests took, in nanoseconds to three digits.

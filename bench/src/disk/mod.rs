@@ -5,6 +5,8 @@
 //! the limit. On a file system in memory it is the software that is measured, on a real one also what
 //! lies under it ([`Medium`]).
 //!
+//! In one table the client is fio in a QEMU guest (`guest`).
+//!
 //! **Owner and threads.** [`Run`] starts the back ends ([`sut`]), each on the switch's CPU, and keeps
 //! them for all rounds. A turn has a thread of its own on the guests' CPU: it makes the load ([`load`])
 //! and takes the windows ([`window`]).
@@ -13,8 +15,12 @@
 //! back what it was given: nothing of it is measured then.
 
 pub mod cell;
+pub mod client;
 pub mod files;
 pub mod fio;
+mod gfarm;
+mod guest;
+mod hayate;
 pub mod load;
 mod mounts;
 pub mod report;

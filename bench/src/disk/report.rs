@@ -30,6 +30,9 @@ pub struct Disks {
     pub polls: bool,
     /// How qemu-storage-daemon read and wrote files on a medium: what was best there.
     pub aio: BTreeMap<Medium, String>,
+    /// QEMU and the kernel of the guest in which requests were made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
     /// What was found, by cell, then system.
     pub outcomes: Vec<Outcome>,
 }
@@ -127,26 +130,48 @@ pub(crate) fn write(text: &mut String, disks: &Disks) -> std::fmt::Result {
         }
         writeln!(text)?;
     }
+    let (guest, remote): (Vec<Row<'_>>, Vec<Row<'_>>) =
+        remote.into_iter().partition(|row| row.cell.guest);
     if !remote.is_empty() {
+        writeln!(text, "### Requests, image of a server\n\n{REMOTE}\n")?;
         remotes(text, disks, &remote)?;
+    }
+    if !guest.is_empty() {
+        let version = disks.guest.as_deref().unwrap_or("none");
+        writeln!(text, "### Requests of a guest, image of a server\n\n{GUEST} ({version}.)\n")?;
+        remotes(text, disks, &guest)?;
     }
     Ok(())
 }
+
+/// What is said of requests to disks and mounts whose image a server has.
+const REMOTE: &str = "\
+Three processes: the client on the guests' CPU; the back end or the mount, and the server that has the image, on \
+the switch's CPU together. The image is on tmpfs; in the cells that are *cold* it is on a real file system, and \
+not in the server's page cache when a window begins. To a mount, requests at random are made with O_DIRECT by a \
+thread for each in flight; those one after the other as dd makes them, so that the kernel reads ahead, and what \
+it has cached is forgotten before each window. *Back end* and *server* are CPU seconds for 10⁹ bytes, without \
+what the kernel does for the client itself; of fio, which asks nbdkit with nothing between, *back end* is all that \
+it uses. Of those on Gfarm, gfmd and gfsd are part of the server; whoever asks them, a store with its daemon or \
+gfarm2fs, is behind a cable in a network namespace of its own. Requests go on for a fifth of a second over the \
+whole image: of --disk-size 4096 it is the 4 GiB of the paper.";
+
+/// What is said of those that are made in a guest.
+const GUEST: &str = "\
+**The guest is emulated (QEMU's TCG): its kernel and fio take most of a request's time, so that the figures \
+themselves are small, and say nothing of a machine that runs guests in hardware. Ratios count, not figures; an \
+interrupt costs far more here than there, so that answers which come one by one cost more than those that come many \
+at a time.** One virtual CPU on the guests' CPU, and a virtio-blk disk of each system, with a queue of 256, of \
+which one has requests at a time; back ends and servers have the switch's CPU. The images are on tmpfs. fio makes \
+requests for a second, with libaio and O_DIRECT; 4 KiB one after the other it reads as dd does, 64 MiB at most, \
+through the guest's page cache, which has nothing of it when it begins. *Back end* and *server* are CPU seconds for \
+10⁹ bytes, of all that was used while fio ran; latencies are what fio saw.";
 
 /// Requests to disks whose image a server has.
 fn remotes(text: &mut String, disks: &Disks, rows: &[Row<'_>]) -> std::fmt::Result {
     writeln!(
         text,
-        "### Requests, image of a server\n\nThree processes: the client on the guests' CPU; the back end \
-         or the mount, and the server that has the image, on the switch's CPU together. The image is on \
-         tmpfs; in the cells that are *cold* it is on a real file system, and not in the server's page \
-         cache when a window begins. To a mount, requests at random are made with O_DIRECT by a thread \
-         for each in flight; those one after the other as dd makes them, so that the kernel reads ahead, \
-         and what it has cached is forgotten before each window. *Back end* and *server* are CPU seconds \
-         for 10⁹ bytes, without what the kernel does for the client itself; of fio, which asks nbdkit with nothing between, \
-         *back end* is all that it uses. Requests go on for a fifth of \
-         a second over the whole image: of --disk-size 4096 it is the 4 GiB of the paper.\n\n\
-         | | system | IOPS | MB/s | of NBD's | p50, µs | p99, µs | back end, s/GB | server, s/GB | regime |\n\
+        "| | system | IOPS | MB/s | of NBD's | p50, µs | p99, µs | back end, s/GB | server, s/GB | regime |\n\
          |---|---|---|---|---|---|---|---|---|---|"
     )?;
     for row in rows {
@@ -202,6 +227,13 @@ fn about(text: &mut String, disks: &Disks) -> std::fmt::Result {
         };
         writeln!(text, "* {}: {version}{how}", system.as_str())?;
     }
+    if disks.outcomes.iter().all(|outcome| outcome.cell.guest) {
+        return writeln!(
+            text,
+            "\nRaw images of {} MiB, written over in full before. {UNITS}\n",
+            disks.size >> 20
+        );
+    }
     let waits =
         if disks.polls { "polls for answers" } else { "sleeps until it is notified of answers" };
     writeln!(
@@ -213,12 +245,15 @@ fn about(text: &mut String, disks: &Disks) -> std::fmt::Result {
          qemu-storage-daemon reads and writes files in the way that was best on the medium. *CPU* is \
          that of all threads of the back end, those of io_uring in the kernel too: for a million \
          requests in seconds, and in per cent of one CPU. A latency is from making the request \
-         available to finding its answer. MB are 10⁶ bytes. Figures are medians over windows of one \
-         regime (smallest-largest, number of windows), ratios medians over the rounds \
-         (smallest-largest).\n",
+         available to finding its answer. {UNITS}\n",
         disks.size >> 20
     )
 }
+
+/// What is said of all figures.
+const UNITS: &str = "\
+MB are 10⁶ bytes. Figures are medians over windows of one regime (smallest-largest, number of windows), ratios \
+medians over the rounds (smallest-largest).";
 
 fn requests(text: &mut String, disks: &Disks, row: &Row<'_>) -> std::fmt::Result {
     let block = row.cell.job.map_or(0, |job| job.block);
@@ -401,7 +436,9 @@ pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
         for medium in [Medium::Tmpfs, Medium::Disk] {
             let mine = |row: &&Row<'_>| {
                 let remote = promise.own.is_remote();
+                // What an emulated guest makes of it is no promise.
                 let fits = row.cell.medium == medium && row.cell.remote == remote;
+                let fits = fits && !row.cell.guest;
                 let job = row.cell.job.filter(|_| fits);
                 job.is_some_and(|job| (promise.cells)(&row.cell, &job))
             };
@@ -512,13 +549,11 @@ pub(crate) fn draw(disks: &Disks) -> Vec<Figure> {
 
 fn color(system: System) -> RGBColor {
     match system {
-        System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
-            RGBColor(0xd5, 0x5e, 0x00)
-        }
-        System::FuseShm | System::FuseLibfabric | System::FuseTcp => RGBColor(0xe6, 0x9f, 0x00),
         System::Qsd => RGBColor(0x00, 0x72, 0xb2),
         System::Fio => RGBColor(0x00, 0x9e, 0x73),
+        System::FuseShm | System::FuseLibfabric | System::FuseTcp => RGBColor(0xe6, 0x9f, 0x00),
         System::Null | System::QsdNbd | System::Nbd | System::Gfarm => RGBColor(0x99, 0x99, 0x99),
+        _ => RGBColor(0xd5, 0x5e, 0x00),
     }
 }
 
@@ -548,11 +583,12 @@ mod tests {
         }
     }
 
-    const SYSTEMS: [System; 7] = [
+    const SYSTEMS: [System; 8] = [
         System::Hayate,
         System::Qsd,
         System::Fio,
         System::StoreShm,
+        System::StoreGfarmTcp,
         System::FuseTcp,
         System::Gfarm,
         System::QsdNbd,
@@ -560,7 +596,7 @@ mod tests {
 
     /// Everything once, made up: hayate is faster by half, and waits for QD 1 a little longer.
     fn everything() -> Disks {
-        let tables = [Table::Disk, Table::Store, Table::DiskIdle];
+        let tables = [Table::Disk, Table::Store, Table::StoreGuest, Table::DiskIdle];
         let cells = cell::cells(&tables, &[Medium::Tmpfs, Medium::Disk], false);
         let few = |job: Job| match job.access {
             Access::RandomRead => job.jobs == 1 && job.depth < 128,
@@ -598,6 +634,7 @@ mod tests {
             systems: SYSTEMS.map(version).into(),
             size: 1 << 30,
             polls: true,
+            guest: Some("QEMU 11, Linux 6.12".into()),
             aio: [(Medium::Tmpfs, "io_uring".into()), (Medium::Disk, "native".into())].into(),
             outcomes,
         }

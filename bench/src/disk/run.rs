@@ -5,9 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,9 +12,12 @@ use blkclient::{Client, ClientError, Shape, Wait};
 use clap::ValueEnum;
 
 use super::cell::{Access, Cell, IDLE, Job, Medium, QUEUES};
+use super::client::{CHECKED, at_work, check};
 use super::files::{self, FileLoad};
 use super::fio::Target;
-use super::load::{Load, LoadError, Random};
+use super::guest::Lab;
+use super::hayate;
+use super::load::{Load, LoadError};
 use super::mounts;
 use super::report::{Disks, Outcome};
 use super::sut::{self, Aio, Backend, Disks as Served, Images, System};
@@ -30,9 +30,6 @@ use crate::sut::{SutError, install};
 
 /// Bytes of a disk that is to be idle.
 const SMALL: u64 = 1 << 20;
-/// Bytes of the data that is written and read back before anything is measured, and of a piece.
-const CHECKED: u64 = 16 << 20;
-const PIECE: usize = 256 << 10;
 /// Turns of each way in which qemu-storage-daemon can read and write files.
 const TRIES: usize = 3;
 /// How long idle disks are left alone before they are looked at.
@@ -42,6 +39,8 @@ const CALM: Duration = Duration::from_millis(500);
 pub(crate) struct Bench {
     /// Back ends that run, or why one does not. They end before their images go.
     rigs: BTreeMap<(System, Medium), Result<Backend, String>>,
+    /// The guest, or why there is none.
+    lab: Option<Result<Lab, String>>,
     images: BTreeMap<Medium, Images>,
 }
 
@@ -53,6 +52,8 @@ pub struct Run<'a> {
     outcomes: BTreeMap<Cell, Vec<Outcome>>,
     /// How qemu-storage-daemon read and wrote, and other things that were chosen.
     notes: BTreeMap<Medium, Aio>,
+    /// What the guest is.
+    about_guest: Option<String>,
 }
 
 impl<'a> Run<'a> {
@@ -70,8 +71,8 @@ impl<'a> Run<'a> {
         {
             install::install(system.packages(), say)?;
         }
-        let (outcomes, notes) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Run { options, interrupted, cells, outcomes, notes })
+        let (outcomes, notes, about_guest) = (BTreeMap::new(), BTreeMap::new(), None);
+        Ok(Run { options, interrupted, cells, outcomes, notes, about_guest })
     }
 
     /// Turns in all.
@@ -95,6 +96,7 @@ impl<'a> Run<'a> {
             size: self.options.disk_size << 20,
             polls: self.options.disk_wait == Waiting::Poll,
             aio: self.notes.iter().map(|(&medium, aio)| (medium, aio.as_str().into())).collect(),
+            guest: self.about_guest.clone(),
             outcomes: self.cells.iter().flat_map(of).collect(),
         })
     }
@@ -106,12 +108,12 @@ impl<'a> Run<'a> {
     pub(crate) fn bench(&self) -> Result<Bench, SutError> {
         let mut images = BTreeMap::new();
         for medium in [Medium::Tmpfs, Medium::Disk] {
-            let uses = |cell: &Cell| cell.job.is_some() && cell.medium == medium;
+            let uses = |cell: &Cell| cell.job.is_some() && cell.medium == medium && !cell.guest;
             if self.cells.iter().any(uses) {
                 images.insert(medium, self.images(medium, self.options.disk_size << 20)?);
             }
         }
-        Ok(Bench { rigs: BTreeMap::new(), images })
+        Ok(Bench { rigs: BTreeMap::new(), lab: None, images })
     }
 
     /// Whether there is anything to measure.
@@ -137,6 +139,9 @@ impl<'a> Run<'a> {
                 }
                 let watch = self.watch(probe, round, cell.medium);
                 let taken = match cell.job {
+                    Some(job) if cell.guest => {
+                        self.guest(*system, (&cell, &job), bench, &watch, progress)
+                    }
                     Some(job) => self.job(*system, (&cell, &job), bench, &watch, progress),
                     None => self.idle(*system, &watch),
                 };
@@ -193,7 +198,9 @@ impl<'a> Run<'a> {
         watch: &Watch<'_>,
         progress: &mut Progress,
     ) -> Result<Taken, String> {
-        let Bench { rigs, images } = bench;
+        let Bench { rigs, images, lab } = bench;
+        // A guest that has nothing to do has a timer.
+        *lab = None;
         let images = images.get(&cell.medium).ok_or("there are no images")?;
         let place = self.options.cpus;
         if system == System::Fio {
@@ -205,8 +212,8 @@ impl<'a> Run<'a> {
         let key = (system, images.medium());
         if cell.remote {
             // One disk writes an image: those that have the file open by a store make way.
-            // Gfarm has a file of its own.
-            let apart = |system: System| !system.takes_part(cell) || system == System::Gfarm;
+            // Those on Gfarm have a file of their own.
+            let apart = |system: System| !system.takes_part(cell) || system.on_gfarm();
             rigs.retain(|there, _| *there == key || apart(there.0));
         }
         if let Some(Ok(there)) = rigs.get_mut(&key)
@@ -258,6 +265,33 @@ impl<'a> Run<'a> {
         if backend.alive() { Ok(taken) } else { Err("it ended in the middle".to_owned()) }
     }
 
+    /// A turn of requests in the guest.
+    fn guest(
+        &mut self,
+        system: System,
+        (cell, job): (&Cell, &Job),
+        bench: &mut Bench,
+        watch: &Watch<'_>,
+        progress: &mut Progress,
+    ) -> Result<Taken, String> {
+        let Bench { rigs, lab, .. } = bench;
+        rigs.clear();
+        if lab.as_mut().is_some_and(|lab| lab.as_mut().is_ok_and(|lab| !lab.alive())) {
+            *lab = None;
+        }
+        let lab = lab.get_or_insert_with(|| {
+            progress.line("starting a guest with a disk of each system");
+            let systems = self.options.disk_systems.iter().filter(|s| s.takes_part(cell));
+            let systems: Vec<System> = systems.copied().collect();
+            Lab::start(self.options, &systems, |system, images| self.start(system, images))
+        });
+        let lab = lab.as_mut().map_err(|problem| problem.clone())?;
+        self.about_guest = Some(lab.about.clone());
+        lab.ready(system)?;
+        let taken = self.beside(|| watch.guest(job, lab, system));
+        lab.ready(system).map(|()| taken)
+    }
+
     /// Starts a back end and makes sure that it keeps what it is given.
     fn start(&mut self, system: System, images: &Images) -> Result<Backend, String> {
         let cpu = self.options.cpus.switch;
@@ -273,8 +307,9 @@ impl<'a> Run<'a> {
                 Err(error) => Err(chain(&error)),
             }
         };
+        let transport = system.transport().unwrap_or_default();
         match system {
-            System::Hayate => checked(sut::hayate(images, 1, cpu).map_err(text)?),
+            System::Hayate => checked(hayate::daemon(images, 1, cpu).map_err(text)?),
             System::Qsd => {
                 let medium = images.medium();
                 let aio = match self.notes.get(&medium) {
@@ -284,14 +319,17 @@ impl<'a> Run<'a> {
                 self.notes.insert(medium, aio);
                 checked(sut::qsd(Served::Files(images, 1), aio, cpu).map_err(text)?)
             }
-            System::StoreShm => checked(sut::hayate_store(images, "shm", cpu).map_err(text)?),
-            System::StoreTcp => checked(sut::hayate_store(images, "tcp", cpu).map_err(text)?),
-            System::StoreLibfabric => {
-                checked(sut::hayate_store(images, "libfabric", cpu).map_err(text)?)
+            System::StoreShm
+            | System::StoreLibfabric
+            | System::StoreTcp
+            | System::StoreGfarmShm
+            | System::StoreGfarmLibfabric
+            | System::StoreGfarmTcp => {
+                checked(hayate::store(images, transport, system.on_gfarm(), cpu).map_err(text)?)
             }
-            System::FuseShm => mounted(mounts::fuse(images, "shm", cpu).map_err(text)?),
-            System::FuseTcp => mounted(mounts::fuse(images, "tcp", cpu).map_err(text)?),
-            System::FuseLibfabric => mounted(mounts::fuse(images, "libfabric", cpu).map_err(text)?),
+            System::FuseShm | System::FuseLibfabric | System::FuseTcp => {
+                mounted(mounts::fuse(images, transport, cpu).map_err(text)?)
+            }
             System::Gfarm => mounted(mounts::gfarm(images, cpu).map_err(text)?),
             System::Nbd => sut::nbd(images, cpu).map_err(text),
             System::QsdNbd => checked(sut::qsd_nbd(images, cpu).map_err(text)?),
@@ -334,7 +372,7 @@ impl<'a> Run<'a> {
         let cpu = self.options.cpus.switch;
         let images = self.images(Medium::Tmpfs, SMALL).map_err(|error| chain(&error))?;
         let backend = match system {
-            System::Hayate => sut::hayate(&images, IDLE, cpu),
+            System::Hayate => hayate::daemon(&images, IDLE, cpu),
             _ => sut::qsd(Served::Files(&images, IDLE), Aio::Threads, cpu),
         };
         let mut backend = backend.map_err(|error| chain(&error))?;
@@ -386,65 +424,4 @@ impl From<Waiting> for Wait {
             Waiting::Event => Wait::Event,
         }
     }
-}
-
-/// A client of a back end's first disk, for a job on its first `size` bytes.
-fn at_work(backend: &Backend, job: &Job, size: u64, wait: Wait) -> Result<Client, LoadError> {
-    let Job { block, depth, jobs, .. } = *job;
-    let client = first(backend, Shape { queues: jobs, slots: depth, buffer: block, wait })?;
-    if client.capacity() < size {
-        return Err(LoadError::Size(client.capacity()));
-    }
-    Ok(client)
-}
-
-fn first(backend: &Backend, shape: Shape) -> Result<Client, LoadError> {
-    let none =
-        LoadError::Io { what: "the disk's socket", source: std::io::ErrorKind::NotFound.into() };
-    Ok(Client::connect(backend.sockets.first().ok_or(none)?, shape)?)
-}
-
-/// For what is written and read back.
-const WHOLE: Shape = Shape { queues: 1, slots: 1, buffer: PIECE as u32, wait: Wait::Event };
-
-/// Writes to the beginning of a disk, reads it back, and compares with the raw file behind it.
-///
-/// # Errors
-/// What is read there is not what was written.
-pub fn check(backend: &Backend, size: u64) -> Result<(), LoadError> {
-    let mut client = first(backend, WHOLE)?;
-    check_with(&mut client, backend.file.as_deref(), size.min(CHECKED))
-}
-
-fn check_with(client: &mut Client, file: Option<&Path>, size: u64) -> Result<(), LoadError> {
-    let data = |offset: u64| {
-        let mut data = vec![0; PIECE.min((size - offset) as usize)];
-        Random::new(!offset).fill(&mut data);
-        data
-    };
-    let offsets: Vec<u64> = (0..size).step_by(PIECE).collect();
-    // Not in their order: a piece that went elsewhere is not written over.
-    for &offset in offsets.iter().rev() {
-        client.write(offset, &data(offset))?;
-    }
-    client.flush()?;
-    let mut read = vec![0; PIECE];
-    let compare = |what, offset: u64, read: &[u8]| match read == data(offset) {
-        true => Ok(()),
-        false => Err(LoadError::Data { what, offset }),
-    };
-    for &offset in &offsets {
-        read.resize(data(offset).len(), 0);
-        client.read(offset, &mut read)?;
-        compare("disk", offset, &read)?;
-    }
-    let io = |source| LoadError::Io { what: "the raw file of the disk", source };
-    let file = file.ok_or_else(|| io(std::io::ErrorKind::NotFound.into()))?;
-    let file = File::open(file).map_err(io)?;
-    for &offset in &offsets {
-        read.resize(data(offset).len(), 0);
-        file.read_exact_at(&mut read, offset).map_err(io)?;
-        compare("file", offset, &read)?;
-    }
-    Ok(())
 }

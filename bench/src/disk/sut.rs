@@ -1,6 +1,6 @@
 //! Back ends under test: how each is started on one CPU with its images, and ended.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::cell::{Cell, Medium, QUEUES};
+use super::gfarm::{self, Gfarm};
 use super::load::Random;
 use crate::sched;
-use crate::sut::process::{Process, Rank, run};
-use crate::sut::{SutError, hayate, install};
+use crate::sut::process::{Process, Rank};
+use crate::sut::{SutError, install};
 
 /// What can be measured.
 #[derive(
@@ -45,6 +46,12 @@ pub enum System {
     StoreLibfabric,
     /// hayate, and its store by TCP
     StoreTcp,
+    /// hayate, and its store, which has the guest's memory itself and its images in Gfarm
+    StoreGfarmShm,
+    /// the same by libfabric's provider tcp
+    StoreGfarmLibfabric,
+    /// the same by TCP
+    StoreGfarmTcp,
     /// qemu-storage-daemon, and nbdkit by TCP
     QsdNbd,
     /// hayate image mount, and the store, which has the mount's memory itself
@@ -71,6 +78,9 @@ impl System {
             System::StoreShm => "hayate, store by shm",
             System::StoreLibfabric => "hayate, store by libfabric (tcp)",
             System::StoreTcp => "hayate, store by tcp",
+            System::StoreGfarmShm => "hayate, store by shm, on Gfarm",
+            System::StoreGfarmLibfabric => "hayate, store by libfabric (tcp), on Gfarm",
+            System::StoreGfarmTcp => "hayate, store by tcp, on Gfarm",
             System::QsdNbd => "qemu-storage-daemon, nbdkit by tcp",
             System::FuseShm => "hayate image mount, store by shm",
             System::FuseLibfabric => "hayate image mount, store by libfabric (tcp)",
@@ -88,6 +98,8 @@ impl System {
             System::FuseShm | System::FuseTcp => &[],
             System::StoreLibfabric | System::FuseLibfabric => &["libfabric1"],
             System::Gfarm => &["gfmd", "gfsd", "gfarm-client", "gfarm2fs"],
+            System::StoreGfarmShm | System::StoreGfarmTcp => &["gfmd", "gfsd", "gfarm-client"],
+            System::StoreGfarmLibfabric => &["gfmd", "gfsd", "gfarm-client", "libfabric1"],
             System::Nbd => &["fio", "nbdkit"],
             System::QsdNbd => &["qemu-system-common", "nbdkit"],
             System::Qsd | System::Null => &["qemu-system-common"],
@@ -105,11 +117,8 @@ impl System {
             System::StoreShm | System::StoreLibfabric | System::StoreTcp | System::QsdNbd => {
                 cell.remote
             }
-            System::FuseShm
-            | System::FuseLibfabric
-            | System::FuseTcp
-            | System::Gfarm
-            | System::Nbd => cell.remote,
+            // A mount is no disk of a guest's.
+            _ => cell.remote && !cell.guest,
         }
     }
 
@@ -119,20 +128,36 @@ impl System {
         !matches!(self, System::Hayate | System::Qsd | System::Fio | System::Null)
     }
 
+    /// How bytes come and go between hayate and its store, if it has one.
+    #[must_use]
+    pub fn transport(self) -> Option<&'static str> {
+        match self {
+            System::StoreShm | System::StoreGfarmShm | System::FuseShm => Some("shm"),
+            System::StoreLibfabric | System::StoreGfarmLibfabric | System::FuseLibfabric => {
+                Some("libfabric")
+            }
+            System::StoreTcp | System::StoreGfarmTcp | System::FuseTcp => Some("tcp"),
+            _ => None,
+        }
+    }
+
+    /// Whether its image is a copy in a Gfarm of its own.
+    #[must_use]
+    pub fn on_gfarm(self) -> bool {
+        let stores = [System::StoreGfarmShm, System::StoreGfarmLibfabric, System::StoreGfarmTcp];
+        self == System::Gfarm || stores.contains(&self)
+    }
+
     /// Its version, in its own words.
     #[must_use]
     pub fn version(self) -> String {
-        match self {
-            System::Hayate | System::StoreShm | System::StoreLibfabric | System::StoreTcp => {
-                env!("CARGO_PKG_VERSION").to_owned()
-            }
-            System::FuseShm | System::FuseLibfabric | System::FuseTcp => {
-                env!("CARGO_PKG_VERSION").to_owned()
-            }
-            other => {
-                install::version(other.packages()).unwrap_or_else(|| "not installed".to_owned())
-            }
-        }
+        let hayate = self == System::Hayate || self.transport().is_some();
+        let others = if hayate && !self.on_gfarm() { None } else { Some(self.packages()) };
+        let others = others.map(|packages| {
+            install::version(packages).unwrap_or_else(|| "not installed".to_owned())
+        });
+        let own = hayate.then(|| env!("CARGO_PKG_VERSION").to_owned());
+        own.into_iter().chain(others).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -216,7 +241,7 @@ impl Images {
     }
 }
 
-fn write_random(path: &Path, size: u64) -> std::io::Result<()> {
+pub(super) fn write_random(path: &Path, size: u64) -> std::io::Result<()> {
     let mut file = File::create(path)?;
     let (mut random, mut data) = (Random::new(size), vec![0; 1 << 20]);
     let mut left = size;
@@ -239,58 +264,66 @@ pub struct Backend {
     pub path: Option<PathBuf>,
     /// Where its server is asked directly.
     pub uri: Option<String>,
-    pub(super) process: Process,
+    /// Who asks.
+    pub(super) process: Option<Process>,
     /// Who has the image, if that is another process. It ends after the one that asks it.
     pub(super) server: Option<Process>,
-    /// Of the descendants of the process: who asks, and who has the image. None: see above.
-    pub(super) roles: Option<[&'static [&'static str]; 2]>,
+    /// What keeps the images of that, or of a mount; it ends last.
+    pub(super) gfarm: Option<Gfarm>,
     /// Sockets, logs and what else it needs: removed after it ended.
     pub(super) _dir: TempDir,
 }
 
 impl Backend {
+    /// Nothing yet but its directory.
+    pub(super) fn new(dir: TempDir) -> Backend {
+        Backend {
+            sockets: Vec::new(),
+            file: None,
+            path: None,
+            uri: None,
+            process: None,
+            server: None,
+            gfarm: None,
+            _dir: dir,
+        }
+    }
+
     /// The raw file behind the first disk or mount, at the moment.
     #[must_use]
     pub fn behind(&self) -> Option<PathBuf> {
         let file = self.file.as_ref()?;
-        if file.is_dir() { super::mounts::largest(file) } else { Some(file.clone()) }
+        if file.is_dir() { gfarm::largest(file) } else { Some(file.clone()) }
     }
 
     /// Whether it has not ended.
     pub fn alive(&mut self) -> bool {
-        self.process.alive() && self.server.as_mut().is_none_or(Process::alive)
+        let alive = |process: &mut Option<Process>| process.as_mut().is_none_or(Process::alive);
+        alive(&mut self.process)
+            && alive(&mut self.server)
+            && self.gfarm.as_mut().is_none_or(Gfarm::alive)
     }
 
     /// Its processes.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
-        let server = self.server.as_ref().map(Process::pid);
-        let roles = self.roles.into_iter().flatten();
-        let more = roles.flat_map(|names| sched::descendants(self.process.pid(), names));
-        std::iter::once(self.process.pid()).chain(server).chain(more).collect()
-    }
-
-    fn time_of(&self, names: &[&str]) -> Duration {
-        let all = sched::descendants(self.process.pid(), names);
-        all.into_iter().map(sched::cpu_time).sum()
+        let own = self.process.iter().chain(&self.server).map(Process::pid);
+        own.chain(self.gfarm.iter().flat_map(Gfarm::pids)).collect()
     }
 
     /// CPU time of all its threads so far, those of the kernel's io-wq too.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
-        match self.roles {
-            None => sched::cpu_time(self.process.pid()),
-            Some([asks, _]) => self.time_of(asks),
-        }
+        let own = self.process.iter().map(|process| sched::cpu_time(process.pid()));
+        own.chain(self.gfarm.iter().map(Gfarm::client_time)).sum()
     }
 
     /// The same of who has the image, if that is another process.
     #[must_use]
     pub fn server_time(&self) -> Option<Duration> {
-        match self.roles {
-            None => self.server.as_ref().map(|server| sched::cpu_time(server.pid())),
-            Some([_, has]) => Some(self.time_of(has)),
-        }
+        let server = self.server.iter().map(|server| sched::cpu_time(server.pid()));
+        let times: Vec<Duration> = server.chain(self.gfarm.iter().map(Gfarm::time)).collect();
+        (!times.is_empty()).then(|| times.into_iter().sum())
     }
 }
 
@@ -344,7 +377,7 @@ fn exports(
     let mut process =
         Process::start("qemu-storage-daemon", Rank::Ordinary, &command, &[], &log, None)?;
     process.wait_for(30, || sockets.iter().all(|socket| socket.exists()).then_some(()))?;
-    Ok(Backend { sockets, file, path: None, uri: None, process, server, roles: None, _dir: dir })
+    Ok(Backend { sockets, file, process: Some(process), server, ..Backend::new(dir) })
 }
 
 /// Starts nbdkit with an image on the same CPU as qemu-storage-daemon, which has it by TCP.
@@ -364,14 +397,10 @@ pub fn qsd_nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
 pub fn nbd(images: &Images, cpu: usize) -> Result<Backend, SutError> {
     let (process, port) = nbdkit(images, cpu)?;
     Ok(Backend {
-        sockets: Vec::new(),
         file: Some(images.file(0)?),
-        path: None,
         uri: Some(format!("nbd://127.0.0.1:{port}")),
-        process,
-        server: None,
-        roles: None,
-        _dir: crate::sut::directory()?,
+        process: Some(process),
+        ..Backend::new(crate::sut::directory()?)
     })
 }
 
@@ -403,101 +432,10 @@ pub enum Disks<'a> {
     Null(u64),
 }
 
-/// Starts a daemon with one worker and so many disks, whose images are the same files as the others'
-/// (another copy may be placed better or worse in memory, by as much as systems differ).
-///
-/// # Errors
-/// This hayate has no disks, or it cannot be started.
-pub fn hayate(images: &Images, count: u16, cpu: usize) -> Result<Backend, SutError> {
-    hayate_with(images, count, None, cpu)
-}
-
-/// The same with a store on the same CPU that has the image of the one disk.
-///
-/// # Errors
-/// As [`hayate`].
-pub fn hayate_store(images: &Images, transport: &str, cpu: usize) -> Result<Backend, SutError> {
-    hayate_with(images, 1, Some(transport), cpu)
-}
-
-fn hayate_with(
-    images: &Images,
-    count: u16,
-    transport: Option<&str>,
-    cpu: usize,
-) -> Result<Backend, SutError> {
-    let program = hayate::program()?;
-    if run(&[&program, "disk", "--help"], &[]).is_err() {
-        return Err(SutError::Lacks("this hayate has no `disk`"));
-    }
-    // Its images are below its run directory: on the medium.
-    let dir = tempfile::Builder::new().prefix("hayate-").tempdir_in(images.dir.path());
-    let dir = dir.map_err(SutError::io("a directory beside the images"))?;
-    let (run_dir, cpu) = (dir.path().join("run"), cpu.to_string());
-    let run_text = run_dir.display().to_string();
-    let command = [&program, "daemon", "--run-dir", &run_text, "--cpus", &cpu, "--log", "warn"];
-    let command = command.map(str::to_owned);
-    let log = dir.path().join("log");
-    let mut process = Process::start("hayate daemon", Rank::Ordinary, &command, &[], &log, None)?;
-    let command = |words: &[&str]| {
-        let start = [program.as_str(), "--run-dir", &run_text];
-        run(&[start.as_slice(), words].concat(), &[])
-    };
-    process.wait_for(20, || command(&["disk", "list"]).ok())?;
-    let (size, queues) = (format!("{}M", images.size() >> 20), QUEUES.to_string());
-    // A store keeps what it reads in its page cache.
-    let direct = images.medium().direct() && transport.is_none();
-    let cache = if direct { "direct" } else { "host" };
-    let (mut server, mut place) = (None, String::new());
-    if transport.is_some() {
-        let (store, at) =
-            store(&program, &run_dir.join("state/images"), dir.path(), (&cpu, cache))?;
-        server = Some(store);
-        place = format!("store://{at}/");
-    }
-    let mut sockets = Vec::new();
-    for number in 0..count {
-        let name = format!("d{number}");
-        let socket = dir.path().join(format!("{number}.sock"));
-        command(&["image", "create", &name, "--size", &size, "--format", "raw"])?;
-        let image = run_dir.join("state/images").join(&name).join("image.raw");
-        let shared = images.file(number)?;
-        let same = fs::remove_file(&image).and_then(|()| fs::hard_link(&shared, &image));
-        same.map_err(SutError::io(format!("{} cannot be linked", image.display())))?;
-        let socket_text = socket.display().to_string();
-        let at = ["--socket", &socket_text, "--queues", &queues];
-        let image = format!("{place}{name}");
-        let how = transport.map_or(["--cache", cache], |transport| ["--transport", transport]);
-        let add = ["disk", "add", &name, "--image", &image];
-        let add: Vec<&str> = add.into_iter().chain(at).chain(how).collect();
-        command(&add)?;
-        sockets.push(socket);
-    }
-    process.wait_ready("worker-0", &sockets)?;
-    let file = Some(images.file(0)?);
-    Ok(Backend { sockets, file, path: None, uri: None, process, server, roles: None, _dir: dir })
-}
-
-/// Starts a store with the images of a directory; it, and where it is.
-pub(super) fn store(
-    program: &str,
-    images: &Path,
-    dir: &Path,
-    (cpu, cache): (&str, &str),
-) -> Result<(Process, String), SutError> {
-    let (at, log) = (format!("127.0.0.1:{}", free_port()?), dir.join("store.log"));
-    let images = images.display().to_string();
-    let start = [program, "store", "serve", "--dir", &images, "--listen", &at];
-    let how = ["--cpus", cpu, "--cache", cache, "--log", "warn"];
-    let start: Vec<String> = start.iter().chain(&how).map(|&word| word.to_owned()).collect();
-    let mut store = Process::start("hayate store", Rank::Ordinary, &start, &[], &log, None)?;
-    store.wait_for(10, || TcpStream::connect(&at).ok())?;
-    Ok((store, at))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn images_are_full_and_are_found() {

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::cell::{Job, Medium};
 use super::files::{self, FileLoad};
 use super::fio;
+use super::guest::Lab;
 use super::load::{Load, LoadError};
-use super::sut::Backend;
+use super::sut::{Backend, System};
 use crate::place::{Probe, Regime};
 use crate::report::Sample;
 use crate::sched::{Thread, stolen, strangers, used_since};
@@ -203,6 +204,23 @@ impl Watch<'_> {
             let (rate, latency) = (found.rate, Some(found.latency));
             let server = found.server.map(|share| 100.0 * share);
             Ok(Measured { rate, latency, cpu: 100.0 * found.cpu, server, empty: None })
+        })
+    }
+
+    /// Windows of fio in a guest, on the disk of a system: each is a run of it.
+    pub(super) fn guest(&self, job: &Job, lab: &mut Lab, system: System) -> Taken {
+        self.windows(&lab.pids(), Waits::Elsewhere, || {
+            let before = lab.times(system);
+            let (rate, latency) = lab.fio(system, job)?;
+            let now = lab.times(system);
+            // All that was used, for all that was done.
+            let seconds = latency.n as f64 / rate;
+            let share = |now: Duration, then: Duration| {
+                100.0 * now.saturating_sub(then).as_secs_f64() / seconds
+            };
+            let [cpu, server] = [share(now[0], before[0]), share(now[1], before[1])];
+            let (latency, server) = (Some(latency), Some(server));
+            Ok(Measured { rate, latency, cpu, server, empty: None })
         })
     }
 

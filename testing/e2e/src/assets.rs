@@ -61,23 +61,31 @@ pub fn get() -> Result<&'static Assets> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("setup.sh");
     let status = Command::new(&script).env("BUILD_DIR", &build_dir).status()?;
     ensure!(status.success(), "{}: {status}", script.display());
+    let mut assets = made(&build_dir)?;
+    assets.initrd = with_peer(&assets.initrd, &build_dir)?;
+    Ok(ASSETS.get_or_init(|| assets))
+}
+
+/// What an earlier run of `setup.sh` made, without running it.
+///
+/// # Errors
+/// When there is nothing in that folder, or it is incomplete.
+pub fn made(build_dir: &Path) -> Result<Assets> {
     let text = fs::read_to_string(build_dir.join("guest/env"))?;
     let env: HashMap<&str, &str> = text.lines().filter_map(|l| l.split_once('=')).collect();
     let get = |k: &str| env.get(k).copied().context(|| format!("setup.sh did not name {k}"));
     let qemu = PathBuf::from(get("QEMU")?);
     let version = run(&qemu.to_string_lossy(), &["--version"])?;
-    let initrd = with_peer(Path::new(get("INITRD")?), &build_dir)?;
-    let assets = Assets {
+    Ok(Assets {
         qemu_version: version.split_whitespace().nth(3).unwrap_or("?").into(),
         qemu,
         kernel: get("KERNEL")?.into(),
         kernel_version: get("KERNEL_VERSION")?.into(),
-        initrd,
+        initrd: get("INITRD")?.into(),
         disk: get("DISK")?.into(),
         rdma: (get("RDMA_KERNEL")?.into(), get("RDMA_INITRD")?.into()),
-        build_dir,
-    };
-    Ok(ASSETS.get_or_init(|| assets))
+        build_dir: build_dir.into(),
+    })
 }
 
 /// The hayate binary: `$HAYATE_BIN`, or the release build.

@@ -69,6 +69,8 @@ pub struct Config {
     pub kernel: Option<PathBuf>,
     /// The initramfs, for that kernel; `None`: that of all guests.
     pub initrd: Option<PathBuf>,
+    /// What QEMU is started by, like `taskset -c 1`.
+    pub under: Vec<String>,
     /// The firmware boots it from the first disk of `more`, a copy or clone of [`Assets::disk`].
     pub boots_from_disk: bool,
     /// Virtual CPUs.
@@ -92,6 +94,7 @@ impl Config {
             more: Vec::new(),
             kernel: None,
             initrd: None,
+            under: Vec::new(),
             boots_from_disk: false,
             cpus: 1,
             memory: 512,
@@ -142,7 +145,8 @@ impl Guest {
             let _ = std::fs::remove_file(at(s));
         }
         let memory = config.memory;
-        let mut argv = crate::argv![assets.qemu.display(), "-M", "q35,memory-backend=mem0"];
+        let mut argv = config.under.clone();
+        argv.extend(crate::argv![assets.qemu.display(), "-M", "q35,memory-backend=mem0"]);
         argv.extend(accel.args().map(String::from));
         argv.extend(crate::argv![
             "-smp",
