@@ -176,7 +176,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Opens the file behind a mount, which its server may be giving another name.
+/// Opens the file behind a mount or disk, which its server may be giving another name.
 fn open_behind(behind: impl Fn() -> Option<PathBuf>) -> Result<File, LoadError> {
     let begin = Instant::now();
     loop {
@@ -194,8 +194,8 @@ fn open_behind(behind: impl Fn() -> Option<PathBuf>) -> Result<File, LoadError> 
 ///
 /// # Errors
 /// It cannot be opened, or written back.
-pub(super) fn forget(path: &Path) -> Result<(), LoadError> {
-    let file = File::open(path).map_err(failed("the image"))?;
+pub(super) fn forget(behind: impl Fn() -> Option<PathBuf>) -> Result<(), LoadError> {
+    let file = open_behind(behind)?;
     file.sync_all().map_err(failed("the image"))?;
     let forgotten = fadvise(&file, 0, None, Advice::DontNeed);
     forgotten.map_err(|error| failed("the image's page cache")(error.into()))
@@ -223,7 +223,7 @@ mod tests {
             assert!(done.requests > 100 && done.seconds >= LENGTH.as_secs_f64());
             assert!(done.latency.unwrap().p50 > 0.0);
         }
-        forget(&path).unwrap();
+        forget(|| Some(path.clone())).unwrap();
         let none = Job { access: Access::Read, block: 4096, depth: 1, jobs: 1 };
         assert!(FileLoad::new(&path, none, 100).is_err());
     }

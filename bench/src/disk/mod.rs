@@ -23,6 +23,7 @@ mod guest;
 mod hayate;
 pub mod load;
 mod mounts;
+pub(crate) mod promises;
 pub mod report;
 pub mod run;
 pub mod sut;

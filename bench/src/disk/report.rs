@@ -1,4 +1,4 @@
-//! What was found out about disks: tables, figures, and what hayate promises.
+//! What was found out about disks: tables and figures.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,6 @@ use super::sut::System;
 use super::window::Window;
 use crate::place::Regime;
 use crate::report::figures::{Figure, Frame, Line, render};
-use crate::report::promises::{self, Bound, Found, over};
 use crate::report::tables::{median, spread};
 use crate::report::{self, Sample, Version, common_regime};
 use crate::stats::{Summary, summary};
@@ -38,28 +37,28 @@ pub struct Disks {
 }
 
 /// Figures that are compared.
-type Value = fn(&Window) -> Option<f64>;
-const RATE: Value = |w| (w.rate > 0.0).then_some(w.rate);
-const P50: Value = |w| w.latency.map(|times| times.p50 / 1e3);
+pub(super) type Value = fn(&Window) -> Option<f64>;
+pub(super) const RATE: Value = |w| (w.rate > 0.0).then_some(w.rate);
+pub(super) const P50: Value = |w| w.latency.map(|times| times.p50 / 1e3);
 const P99: Value = |w| w.latency.map(|times| times.p99 / 1e3);
 const P999: Value = |w| w.latency.map(|times| times.p999 / 1e3);
-const CPU: Value = |w| Some(w.cpu);
+pub(super) const CPU: Value = |w| Some(w.cpu);
 const MILLION: Value = Window::cpu_for_a_million;
 const SERVER: Value = Window::server_for_a_million;
 
 /// A cell with all its systems, and the regime in which they are compared.
-struct Row<'a> {
-    cell: Cell,
+pub(super) struct Row<'a> {
+    pub(super) cell: Cell,
     regime: Option<Regime>,
     outcomes: Vec<&'a Outcome>,
 }
 
 impl Row<'_> {
-    fn of(&self, system: System) -> Option<&Outcome> {
+    pub(super) fn of(&self, system: System) -> Option<&Outcome> {
         self.outcomes.iter().copied().find(|outcome| outcome.system == system)
     }
 
-    fn figure(&self, system: System, value: Value) -> Option<Summary> {
+    pub(super) fn figure(&self, system: System, value: Value) -> Option<Summary> {
         self.of(system)?.summary(self.regime?, value)
     }
 
@@ -71,7 +70,7 @@ impl Row<'_> {
 
 impl Disks {
     /// Cells in their order, each with the regime in which most can be compared.
-    fn rows(&self) -> Vec<Row<'_>> {
+    pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<Row<'_>> = Vec::new();
         for outcome in &self.outcomes {
             match rows.last_mut().filter(|row| row.cell == outcome.cell) {
@@ -323,148 +322,6 @@ pub(super) fn one_line(windows: &[Window]) -> String {
     format!("{rate}CPU {cpu:5.1} %  ({}, n={n})", regime.as_str())
 }
 
-/// A promise about some cells.
-struct Promise {
-    text: &'static str,
-    cells: fn(&Cell, &Job) -> bool,
-    /// The figure of the first divided by that of the other.
-    own: System,
-    other: System,
-    value: Value,
-    bound: Bound,
-}
-
-/// What is promised of images in a store: 4 KiB at random, and 1 MiB, of what is in memory there.
-fn asked(cell: &Cell, job: &Job) -> bool {
-    (job.access.random() || job.block == 1 << 20) && !cell.cold
-}
-
-/// Those about requests.
-const PROMISES: [Promise; 10] = [
-    Promise {
-        text: "4 KiB random read, QD 32: IOPS, of qemu-storage-daemon's",
-        cells: |cell, job| {
-            let (access, block, jobs) = (Access::RandomRead, 4096, 1);
-            cell.medium == Medium::Tmpfs && *job == Job { access, block, depth: 32, jobs }
-        },
-        own: System::Hayate,
-        other: System::Qsd,
-        value: RATE,
-        bound: Bound::AtLeast(1.5),
-    },
-    Promise {
-        text: "IOPS, of qemu-storage-daemon's",
-        cells: |_, _| true,
-        own: System::Hayate,
-        other: System::Qsd,
-        value: RATE,
-        bound: Bound::AtLeast(1.0),
-    },
-    Promise {
-        text: "QD 32: IOPS, of fio's on the bare file",
-        cells: |_, job| job.depth == 32,
-        own: System::Hayate,
-        other: System::Fio,
-        value: RATE,
-        bound: Bound::AtLeast(0.85),
-    },
-    Promise {
-        text: "QD 1: p50, of qemu-storage-daemon's",
-        cells: |_, job| job.depth == 1,
-        own: System::Hayate,
-        other: System::Qsd,
-        value: P50,
-        bound: Bound::AtMost(1.0),
-    },
-    Promise {
-        text: "store by shm: IOPS, of qemu-storage-daemon's with nbdkit",
-        cells: asked,
-        own: System::StoreShm,
-        other: System::QsdNbd,
-        value: RATE,
-        bound: Bound::AtLeast(2.5),
-    },
-    Promise {
-        text: "store by libfabric: IOPS, of qemu-storage-daemon's with nbdkit",
-        cells: asked,
-        own: System::StoreLibfabric,
-        other: System::QsdNbd,
-        value: RATE,
-        bound: Bound::AtLeast(1.5),
-    },
-    Promise {
-        text: "store by tcp: IOPS, of qemu-storage-daemon's with nbdkit",
-        cells: asked,
-        own: System::StoreTcp,
-        other: System::QsdNbd,
-        value: RATE,
-        bound: Bound::AtLeast(1.5),
-    },
-    Promise {
-        text: "4 KiB reads of a disk, store by shm: of those of a mount by tcp",
-        cells: |cell, job| !job.access.writes() && job.block == 4096 && !cell.cold,
-        own: System::StoreShm,
-        other: System::FuseTcp,
-        value: RATE,
-        bound: Bound::AtLeast(1.37),
-    },
-    Promise {
-        text: "4 KiB writes of a disk, store by shm: of those of a mount by tcp",
-        cells: |_, job| job.access.writes() && job.block == 4096,
-        own: System::StoreShm,
-        other: System::FuseTcp,
-        value: RATE,
-        bound: Bound::AtLeast(2.3),
-    },
-    Promise {
-        text: "requests to a disk, store by shm: of those of gfarm2fs",
-        cells: |_, _| true,
-        own: System::StoreShm,
-        other: System::Gfarm,
-        value: RATE,
-        bound: Bound::AtLeast(1.0),
-    },
-];
-
-/// Most of one CPU that idle disks may use, in per cent.
-const IDLE_CPU: f64 = 1.0;
-
-/// The lines of the table of promises.
-pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
-    let rows = disks.rows();
-    for promise in &PROMISES {
-        for medium in [Medium::Tmpfs, Medium::Disk] {
-            let mine = |row: &&Row<'_>| {
-                let remote = promise.own.is_remote();
-                // What an emulated guest makes of it is no promise.
-                let fits = row.cell.medium == medium && row.cell.remote == remote;
-                let fits = fits && !row.cell.guest;
-                let job = row.cell.job.filter(|_| fits);
-                job.is_some_and(|job| (promise.cells)(&row.cell, &job))
-            };
-            let found = |row: &Row<'_>| {
-                let systems = (row.of(promise.own), row.of(promise.other));
-                let measured = over(systems.0, systems.1, promise.value);
-                let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
-                Found { label: row.cell.label(), value, windows }
-            };
-            let found: Vec<Found> = rows.iter().filter(mine).map(found).collect();
-            if !found.is_empty() {
-                let place = ("Disks", medium.as_str());
-                promises::line(text, place, promise.text, Some(&found), promise.bound)?;
-            }
-        }
-    }
-    for row in rows.iter().filter(|row| row.cell.job.is_none()) {
-        let cpu = row.figure(System::Hayate, CPU);
-        let (value, windows) = cpu.map_or((None, 0), |s| (Some(s.median), s.n));
-        let found = [Found { label: row.cell.label(), value, windows }];
-        let place = ("Disks", row.cell.medium.as_str());
-        promises::line(text, place, "CPU, %", Some(&found), Bound::AtMost(IDLE_CPU))?;
-    }
-    Ok(())
-}
-
 /// What a figure shows of the requests of 4 KiB at random.
 struct Plot {
     file: &'static str,
@@ -562,6 +419,7 @@ mod tests {
     use super::*;
     use crate::disk::Table;
     use crate::disk::cell;
+    use crate::disk::promises::promises;
     use crate::window::RoundTrips;
 
     fn window(round: u32, rate: f64, p50: f64) -> Window {

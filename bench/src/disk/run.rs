@@ -230,8 +230,8 @@ impl<'a> Run<'a> {
         };
         let backend = rig.as_mut().map_err(|problem| problem.clone())?;
         let wait = self.options.disk_wait.into();
-        let forget = backend.behind().filter(|_| cell.cold);
-        let watch = &Watch { forget, interrupted: self.interrupted, ..*watch };
+        let there = &*backend;
+        let watch = &Watch { forget: cell.cold.then_some(there), ..*watch };
         if let Some(uri) = backend.uri.clone() {
             let server = backend.pids().first().copied().unwrap_or_default();
             let (target, log) = (Target::Nbd(&uri, server), images.dir().join("nbd.fio"));
@@ -246,7 +246,7 @@ impl<'a> Run<'a> {
         if let Some(path) = backend.path.clone() {
             let size = images.size();
             let taken = self.beside(|| match FileLoad::new(&path, *job, size) {
-                Ok(load) => watch.file(&load, backend),
+                Ok(load) => watch.file(&load, there),
                 Err(error) => (Vec::new(), Some(error)),
             });
             return if backend.alive() {
@@ -255,9 +255,9 @@ impl<'a> Run<'a> {
                 Err("it ended in the middle".to_owned())
             };
         }
-        let taken = self.beside(|| match at_work(backend, job, images.size(), wait) {
+        let taken = self.beside(|| match at_work(there, job, images.size(), wait) {
             Ok(mut client) => match Load::new(&mut client, *job, images.size()) {
-                Ok(mut load) => watch.load(&mut load, backend),
+                Ok(mut load) => watch.load(&mut load, there),
                 Err(error) => (Vec::new(), Some(error)),
             },
             Err(error) => (Vec::new(), Some(error)),

@@ -1,6 +1,6 @@
 //! Windows: a fifth of a second of requests, with what the machine did meanwhile.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -111,8 +111,8 @@ pub struct Watch<'a> {
     pub round: u32,
     /// Where the images are.
     pub medium: Medium,
-    /// What the page cache is to forget before each window.
-    pub forget: Option<PathBuf>,
+    /// Whose file the page cache is to forget before each window.
+    pub forget: Option<&'a Backend>,
     /// Set when the person wants it to end.
     pub interrupted: &'a AtomicBool,
 }
@@ -137,7 +137,7 @@ struct Measured {
 
 impl Watch<'_> {
     /// Windows of requests to a back end.
-    pub fn load(&self, load: &mut Load<'_>, backend: &mut Backend) -> Taken {
+    pub fn load(&self, load: &mut Load<'_>, backend: &Backend) -> Taken {
         self.windows(&backend.pids(), Waits::Here, || {
             load.run(SETTLE)?;
             load.begin();
@@ -251,8 +251,8 @@ impl Watch<'_> {
         waits: Waits,
         measure: &mut impl FnMut() -> Result<Measured, LoadError>,
     ) -> Result<Window, LoadError> {
-        if let Some(image) = &self.forget {
-            files::forget(image)?;
+        if let Some(backend) = self.forget {
+            files::forget(|| backend.behind())?;
         }
         let before = self.probe.round_trip();
         let (me, others, taken) = (Thread::current(), strangers(own), stolen());

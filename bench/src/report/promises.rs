@@ -343,7 +343,7 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
     if let Some(disks) = &report.disks {
         let between = if rows.is_empty() { "" } else { "\n" };
         writeln!(text, "{between}| table | image on | what | promised | measured | |\n{LINE}")?;
-        crate::disk::report::promises(text, disks)?;
+        crate::disk::promises::promises(text, disks)?;
     }
     Ok(())
 }
