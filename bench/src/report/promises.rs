@@ -322,6 +322,13 @@ pub(crate) fn over<C, S: PartialEq, W: Sample>(
 
 /// The section about them; only those of what was measured at all.
 pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std::fmt::Result {
+    let mut of_disks = String::new();
+    if let Some(disks) = &report.disks {
+        crate::disk::promises::promises(&mut of_disks, disks)?;
+    }
+    if rows.is_empty() && of_disks.is_empty() {
+        return Ok(());
+    }
     writeln!(
         text,
         "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
@@ -340,10 +347,10 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
             line(text, place, promise.text, found.as_deref(), promise.bound)?;
         }
     }
-    if let Some(disks) = &report.disks {
+    if !of_disks.is_empty() {
         let between = if rows.is_empty() { "" } else { "\n" };
         writeln!(text, "{between}| table | image on | what | promised | measured | |\n{LINE}")?;
-        crate::disk::promises::promises(text, disks)?;
+        text.push_str(&of_disks);
     }
     Ok(())
 }
