@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent demo test budget lint bench bench-quick bench-disk fuzz docs clean
+.PHONY: help setup build agent demo test e2e-vf budget lint bench bench-quick bench-disk fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -25,6 +25,9 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
 	$(CARGO) test --workspace
+
+e2e-vf: setup build ## virtual functions that a real guest makes, in full: 200 writes to sriov_numvfs, 20 reboots
+	E2E_VF_FULL=1 $(CARGO) test -p e2e --test vf
 
 budget: setup build ## makes what is executed now the budget: testing/budget/instructions.toml
 	UPDATE_BUDGET=1 $(CARGO) test -q -p budget --test instructions

@@ -2,8 +2,8 @@
 # setup.sh: everything the tests and the demo need besides hayate itself.
 #
 #   1. Debian packages, by apt-get, only those that are missing (needs root).
-#   2. A QEMU that works with vhost-user: the system's if it is 10 or newer, else one unpacked into the build folder.
-#      Debian 12's 7.2 dies by SIGSEGV with vhost-user and MSI-X under TCG.
+#   2. A QEMU with virtual functions: the system's if it is 10.1 or newer, else one unpacked into the build folder.
+#      Debian 12's 7.2 dies by SIGSEGV with vhost-user and MSI-X under TCG too.
 #   3. A Debian kernel for the guests, unpacked to the vmlinux that boots about a second faster, and its modules.
 #   4. An initramfs with the few programs the tests run inside a guest.
 #   5. A disk that boots: GRUB, the kernel, and the same programs with fio.
@@ -53,11 +53,12 @@ fi
 
 # --- 2. QEMU ---------------------------------------------------------------------------------------------------------
 qemu=$(command -v qemu-system-x86_64 || true)
-major=0
+version=
 # The version is asked of the package, not of the program: that takes 5 ms instead of 150.
-[ -z "$qemu" ] || major=$(dpkg-query -W -f '${Version}' qemu-system-x86 2>/dev/null | sed 's/^[0-9]*://; s/[^0-9].*//')
-if [ -n "$qemu" ] && [ -z "$major" ]; then major=$("$qemu" --version | sed -n 's/.*version \([0-9]*\).*/\1/p'); fi
-if [ "${major:-0}" -lt 10 ]; then
+[ -z "$qemu" ] || version=$(dpkg-query -W -f '${Version}' qemu-system-x86 2>/dev/null | sed 's/^[0-9]*://')
+if [ -n "$qemu" ] && [ -z "$version" ]; then version=$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/\1/p'); fi
+# 10.1 has virtual functions (sriov-pf of virtio-net-pci).
+if ! { echo 10.1; echo "${version:-0}"; } | sort -CV; then
     qemu=$BUILD_DIR/qemu/bin/qemu-system-x86_64
     want="qemu $QEMU_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/qemu.sh")"
     if ! stamp "$BUILD_DIR/qemu/.stamp" "$want"; then

@@ -5,7 +5,7 @@
 //! cannot be understood stops the daemon: starting without a VM's ports would be worse than not
 //! starting.
 
-use api::{DiskConfig, Name, NetworkConfig, PortConfig, VmConfig};
+use api::{DiskConfig, Name, NetworkConfig, PfConfig, PortConfig, VmConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) networks: BTreeMap<Name, NetworkConfig>,
     pub(crate) vms: BTreeMap<Name, VmConfig>,
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) pfs: BTreeMap<Name, PfConfig>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) disks: BTreeMap<Name, DiskConfig>,
     /// VMs whose routers are not to be bypassed, declared at run time or in the configuration file.

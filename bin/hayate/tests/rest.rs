@@ -26,8 +26,9 @@ fn the_description_matches_what_answers() {
     assert_eq!(daemon.http("PUT", "/v1/networks/x", "{}").0, 201);
     let vm = format!("{{\"channel\":\"{}\"}}", daemon.run_dir.join("x.sock").display());
     assert_eq!(daemon.http("PUT", "/v1/vms/x", &vm).0, 201);
-    let port = r#"{"network":"x","kind":"vhost"}"#;
-    assert_eq!(daemon.http("PUT", "/v1/ports/x", port).0, 201);
+    // Its first port is named as it is.
+    let pf = r#"{"network":"x","vm":"x","vfs":2}"#;
+    assert_eq!(daemon.http("PUT", "/v1/pfs/x", pf).0, 201);
     assert_eq!(daemon.http("PUT", "/v1/images/x", r#"{"size":"1M"}"#).0, 201);
     assert_eq!(daemon.http("PUT", "/v1/disks/x", r#"{"image":"x","vm":"x"}"#).0, 201);
     let document = document();
@@ -50,7 +51,7 @@ fn the_description_matches_what_answers() {
         // A method that is not described is refused, and not as an unknown path.
         refused(&daemon, ("PATCH", &path, ""), 405, "no-such-method");
     }
-    assert_eq!(operations, 41);
+    assert_eq!(operations, 45);
 }
 
 /// Checks types, required fields and that nothing is there that is not described.
@@ -114,6 +115,11 @@ fn asking_twice_for_the_same_is_no_mistake() {
             r#"{"network":"lan","kind":"vhost"}"#,
             r#"{"network":"lan","kind":"vhost","mtu":9000}"#,
         ),
+        (
+            "/v1/pfs/p",
+            r#"{"network":"lan","vm":"web","vfs":2}"#,
+            r#"{"network":"lan","vm":"web","vfs":3}"#,
+        ),
     ] {
         assert_eq!(daemon.http("PUT", path, one).0, 201);
         assert_eq!(daemon.http("PUT", path, one).0, 200);
@@ -151,6 +157,17 @@ fn refusals_have_a_code_a_message_and_a_hint() {
         (put(r#"{"network":"lan","kind":"vhost","vm":"none"}"#), 404, "not-found"),
         (put(r#"{"network":"lan","kind":"tap","ifname":"t0"}"#), 409, "in-use"),
         (put(r#"{"network":"lan","kind":"tap","ifname":"t1","netns":"none"}"#), 500, "host"),
+    ] {
+        refused(&daemon, request, status, code);
+    }
+    let put = |body: &'static str| ("PUT", "/v1/pfs/p", body);
+    for (request, status, code) in [
+        (("GET", "/v1/pfs/p", ""), 404, "not-found"),
+        (put(r#"{"network":"lan","vfs":1}"#), 400, "invalid"),
+        (put(r#"{"network":"lan","vm":"v","vfs":0}"#), 400, "invalid"),
+        (put(r#"{"network":"lan","vm":"v","vfs":256}"#), 400, "invalid"),
+        (put(r#"{"network":"lan","vm":"v","vfs":1,"kind":"vhost"}"#), 400, "invalid"),
+        (put(r#"{"network":"lan","vm":"v","vfs":1}"#), 404, "not-found"),
     ] {
         refused(&daemon, request, status, code);
     }

@@ -27,6 +27,7 @@ mod size;
 mod source;
 mod text;
 mod time;
+mod vf;
 mod vlan;
 mod vm;
 mod worker;
@@ -56,6 +57,7 @@ pub use router::{
 pub use size::{BadSize, MemorySize};
 pub use source::{BadImageSource, BadStoreAddress, ImageSource, StoreAddress};
 pub use time::{BadTimestamp, Timestamp};
+pub use vf::{Function, MAX_VFS, Pf, PfConfig, PfFunction};
 pub use vlan::{BadVlanSet, VLAN_MAX, VlanSet};
 pub use vm::{Vm, VmConfig};
 pub use worker::{Health, Placement, Stats, Version, Worker, WorkerQueue, WorkerState};

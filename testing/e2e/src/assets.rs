@@ -17,7 +17,7 @@ use crate::{Context, Result, bail, cpio, ensure};
 pub struct Assets {
     /// Folder of fetched and built things, `$BUILD_DIR` or `build/` at the top of the tree.
     pub build_dir: PathBuf,
-    /// A QEMU of version 10 or later.
+    /// A QEMU of version 10.1 or later.
     pub qemu: PathBuf,
     /// Version of that QEMU, as it says it.
     pub qemu_version: String,

@@ -2,6 +2,7 @@
 
 mod disk;
 mod store;
+mod vf;
 
 use super::fail::EXIT_HELP;
 use api::{CpuList, MemorySize, Moderation, Name, Offload, PortKind, SocketMode, VlanSet};
@@ -12,6 +13,7 @@ use std::str::FromStr;
 
 pub(crate) use disk::{DiskAdd, DiskCommand, DiskLimit, DiskQemu, ImageCommand, ImageMount};
 pub(crate) use store::{StoreCert, StoreCommand, StoreServe};
+pub(crate) use vf::{VfCommand, VfCreate};
 
 const EXAMPLES: &str = "\
 A VM on a network:
@@ -66,6 +68,9 @@ pub(crate) enum Command {
     /// VMs: names that ports belong to, and what to give to QEMU and libvirt
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Virtual functions: a PF of a VM, and VFs that its guest enables itself (SR-IOV)
+    #[command(subcommand)]
+    Vf(VfCommand),
     /// Images: what disks are made of
     #[command(subcommand)]
     Image(Box<ImageCommand>),
@@ -353,7 +358,8 @@ Examples:
   hayate vm qemu web --shell             (with quotes and backslashes, to paste)
   hayate vm qemu web --qemu-version 7.2  (for a QEMU that is elsewhere)
 
-The MAC addresses are derived from the names of VM and port: they stay the same.")]
+The MAC addresses are derived from the names of VM and port: they stay the same.
+Virtual functions (`hayate vf`) need QEMU 10.1 or later and a machine with PCI Express (q35).")]
 pub(crate) struct QemuArgs {
     /// Its name
     pub(crate) name: Name,
@@ -375,7 +381,10 @@ pub(crate) struct QemuArgs {
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 `virsh edit NAME` and put the parts where the comments say. libvirt runs QEMU as a user of its own:
-`vhost_group` in hayate.toml lets its group connect (docs/networks.md).")]
+`vhost_group` in hayate.toml lets its group connect (docs/networks.md).
+
+libvirt has no words for virtual functions (`hayate vf`): they are given to QEMU by <qemu:commandline>, and
+need QEMU 10.1 or later.")]
 pub(crate) struct LibvirtArgs {
     /// Its name
     pub(crate) name: Name,

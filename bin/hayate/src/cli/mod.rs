@@ -14,6 +14,7 @@ mod port;
 mod router;
 mod show;
 mod stats;
+mod vf;
 mod vm;
 mod worker;
 
@@ -54,6 +55,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Command::Network(command) => network_command(&client(run_dir)?, command),
         Command::Port(command) => port_command(&client(run_dir)?, command),
         Command::Vm(command) => vm_command(&client(run_dir)?, command),
+        Command::Vf(command) => vf::command(&client(run_dir)?, command),
         Command::Image(command) => image::command(&client(run_dir)?, *command),
         Command::Disk(command) => disk::command(&client(run_dir)?, command),
         Command::Flow(FlowCommand::Why(args)) => flow::why(&client(run_dir)?, &args),

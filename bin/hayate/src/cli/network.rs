@@ -29,7 +29,7 @@ pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
             network.macs.to_string(),
             network.mac_limit.to_string(),
             format!("{} s", network.mac_age),
-            units::list(&network.ports),
+            units::names(&network.ports),
         ]);
     }
     out::text(&table.to_string())
@@ -44,7 +44,7 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
         ("network", network.name.to_string()),
         ("addresses", format!("{} of at most {}", network.macs, network.mac_limit)),
         ("forgotten", format!("after {} s of silence", network.mac_age)),
-        ("ports", units::list(&network.ports)),
+        ("ports", units::names(&network.ports)),
         ("declared", units::origin(network.origin).to_owned()),
     ]))
 }

@@ -76,6 +76,7 @@ fn summary(port: &Port) -> Vec<(&'static str, String)> {
         ("because", port.failure.clone()),
         ("last fault", port.last_fault.clone()),
         ("VM", port.vm.as_ref().map(Name::to_string)),
+        ("function", port.function.as_ref().map(units::function)),
         ("socket", port.socket.as_ref().map(|path| path.display().to_string())),
         ("mode", port.mode.map(|mode| mode.as_str().to_owned())),
         ("interface", port.ifname.clone()),

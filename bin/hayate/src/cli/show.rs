@@ -58,7 +58,7 @@ fn text(all: &Overview) -> String {
     if !all.networks.is_empty() {
         let mut table = Table::new(["NETWORK", ">MACS", "PORTS"]);
         for network in &all.networks {
-            let ports = units::list(&network.ports);
+            let ports = units::names(&network.ports);
             table.row([network.name.to_string(), network.macs.to_string(), ports]);
         }
         let _ = write!(text, "\n{table}");

@@ -39,7 +39,7 @@ pub(super) fn list(client: &Client, output: Output) -> Result<(), Failure> {
             vm.name.to_string(),
             vm.memory.to_string(),
             vm.vcpus.to_string(),
-            units::list(&vm.ports),
+            units::names(&vm.ports),
         ]);
     }
     out::text(&table.to_string())
@@ -55,7 +55,7 @@ pub(super) fn show(client: &Client, name: &Name, output: Output) -> Result<(), F
         ("memory", vm.memory.to_string()),
         ("vcpus", vm.vcpus.to_string()),
         ("channel", units::maybe(vm.channel.as_ref().map(|path| path.display()))),
-        ("ports", units::list(&vm.ports)),
+        ("ports", units::names(&vm.ports)),
         ("declared", units::origin(vm.origin).to_owned()),
     ]))
 }
@@ -89,6 +89,12 @@ pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
             qemu::RELIABLE
         ));
     }
+    if version < qemu::SRIOV && ports.iter().any(|port| port.function.is_some()) {
+        out::note(&format!(
+            "QEMU {version} has no virtual functions and will refuse these arguments; QEMU {} has",
+            qemu::SRIOV
+        ));
+    }
     let options = qemu::arguments(&vm, &ports, &disks, version, args.packed);
     if args.json {
         let words: Vec<&String> = options.iter().flatten().collect();
@@ -102,5 +108,8 @@ pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
 
 pub(super) fn libvirt(client: &Client, args: &LibvirtArgs) -> Result<(), Failure> {
     let (vm, ports, disks) = with_all(client, &args.name)?;
+    if ports.iter().any(|port| port.function.is_some()) {
+        out::note(&format!("virtual functions need QEMU {} or later", qemu::SRIOV));
+    }
     out::text(&libvirt::xml(&vm, &ports, &disks, args.packed))
 }

@@ -11,7 +11,7 @@ mod tests;
 
 pub(crate) use reference::reference;
 
-use api::{CpuList, DiskConfig, Name, NetworkConfig, PortConfig, PortKind, VmConfig};
+use api::{CpuList, DiskConfig, Name, NetworkConfig, PfConfig, PortConfig, PortKind, VmConfig};
 use locate::Source;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
@@ -59,6 +59,9 @@ pub(crate) struct Config {
     /// Ports, by name: `[ports.NAME]`. Which keys may be given depends on `kind`.
     #[serde(default)]
     pub(crate) ports: BTreeMap<Name, PortConfig>,
+    /// Virtual functions, by the name of their PF: `[pfs.NAME]`.
+    #[serde(default)]
+    pub(crate) pfs: BTreeMap<Name, PfConfig>,
     /// Disks, by name: `[disks.NAME]`. Their images are made with `hayate image`.
     #[serde(default)]
     pub(crate) disks: BTreeMap<Name, DiskConfig>,
@@ -77,6 +80,7 @@ impl Default for Config {
             networks: BTreeMap::new(),
             vms: BTreeMap::new(),
             ports: BTreeMap::new(),
+            pfs: BTreeMap::new(),
             disks: BTreeMap::new(),
         }
     }
@@ -159,6 +163,7 @@ impl Config {
             ("networks", failures(&self.networks, NetworkConfig::check)),
             ("vms", failures(&self.vms, VmConfig::check)),
             ("ports", failures(&self.ports, PortConfig::check)),
+            ("pfs", failures(&self.pfs, PfConfig::check)),
             ("disks", failures(&self.disks, DiskConfig::check)),
         ];
         for (table, wrongs) in tables {
@@ -192,6 +197,7 @@ impl Config {
                 wrong("socket", format!("{other} has the same"));
             }
         }
+        self.check_pfs(found);
         for (name, port) in &self.ports {
             let mut wrong = |field: &str, message: String| {
                 found.push((vec!["ports".to_owned(), name.to_string(), field.to_owned()], message));
@@ -215,6 +221,40 @@ impl Config {
             if let Some(other) = place.and_then(|place| taken.insert(place, format!("port {name}")))
             {
                 wrong(field, format!("{other} has the same"));
+            }
+        }
+    }
+}
+
+impl Config {
+    /// What PFs refer to, and that the names of their ports are free.
+    fn check_pfs(&self, found: &mut Vec<Mistake>) {
+        let mut taken = HashMap::new();
+        for (name, pf) in &self.pfs {
+            let mut wrong = |field: Option<&str>, message: String| {
+                let keys = ["pfs", name.as_str()].into_iter().chain(field);
+                found.push((keys.map(str::to_owned).collect(), message));
+            };
+            if !self.networks.contains_key(&pf.network) {
+                let message = format!("there is no [networks.{}] in this file", pf.network);
+                wrong(Some("network"), message);
+            }
+            if !self.vms.contains_key(&pf.vm) {
+                wrong(Some("vm"), format!("there is no [vms.{}] in this file", pf.vm));
+            }
+            // More VFs than there may be are reported as such.
+            match pf.check().and_then(|()| pf.functions(name)) {
+                Ok(functions) => {
+                    for (port, _) in functions {
+                        if self.ports.contains_key(&port) {
+                            wrong(None, format!("[ports.{port}] has the name of its port"));
+                        } else if let Some(other) = taken.insert(port.clone(), name) {
+                            wrong(None, format!("{other} has a port {port} too"));
+                        }
+                    }
+                }
+                Err(error) if error.field == "name" => wrong(None, error.message),
+                Err(_) => {}
             }
         }
     }

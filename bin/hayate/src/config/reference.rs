@@ -1,7 +1,7 @@
 //! `docs/config.md` from the types: names, ranges and explanations are those of the program.
 
 use super::{Config, EXAMPLE};
-use api::{DiskConfig, DiskLimits, NetworkConfig, PortConfig, VmConfig};
+use api::{DiskConfig, DiskLimits, NetworkConfig, PfConfig, PortConfig, VmConfig};
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -27,7 +27,7 @@ hayate config check hayate.toml
 /// The reference as Markdown.
 pub(crate) fn reference() -> String {
     let mut text = HEAD.to_owned();
-    section::<Config>(&mut text, "Top level", "", &["networks", "vms", "ports", "disks"]);
+    section::<Config>(&mut text, "Top level", "", &["networks", "vms", "ports", "pfs", "disks"]);
     section::<NetworkConfig>(
         &mut text,
         "`[networks.NAME]`",
@@ -39,6 +39,12 @@ pub(crate) fn reference() -> String {
         &mut text,
         "`[ports.NAME]`",
         "A port: where frames enter and leave a network.",
+        &[],
+    );
+    section::<PfConfig>(
+        &mut text,
+        "`[pfs.NAME]`",
+        "A PF of a VM and its VFs, each a port: docs/virtual-functions.md.",
         &[],
     );
     section::<DiskConfig>(

@@ -16,12 +16,13 @@ fn refused(text: &str, position: &str, parts: &[&str]) {
 fn the_example_is_accepted_and_names_every_key() {
     let config = parse(Path::new("example.toml"), EXAMPLE).unwrap();
     assert_eq!((config.networks.len(), config.vms.len(), config.ports.len()), (2, 2, 5));
-    assert_eq!(config.disks.len(), 3);
+    assert_eq!((config.pfs.len(), config.disks.len()), (1, 3));
     let schemas = [
         schemars::schema_for!(Config),
         schemars::schema_for!(NetworkConfig),
         schemars::schema_for!(VmConfig),
         schemars::schema_for!(PortConfig),
+        schemars::schema_for!(PfConfig),
         schemars::schema_for!(DiskConfig),
         schemars::schema_for!(api::DiskLimits),
     ];
@@ -88,6 +89,21 @@ fn references_and_things_wanted_twice() {
     );
     refused("[vms.a]\nchannel = \"s\"\n", "2:11", &["vms.a.channel", "not an absolute path"]);
     refused("[networks.lan]\n[networks.lan]\n", "2:11", &["duplicate key"]);
+}
+
+#[test]
+fn virtual_functions_and_their_ports() {
+    let pf = "network = \"lan\"\nvm = \"web\"\nvfs = 2\n";
+    let text = format!("[pfs.p]\n{pf}");
+    refused(&text, "2:11", &["no [networks.lan]", "h.toml:3:6", "no [vms.web]"]);
+    let head = "[networks.lan]\n[vms.web]\n";
+    let port = "[ports.pvf1]\nkind = \"vhost\"\nnetwork = \"lan\"\n";
+    refused(&format!("{head}{port}[pfs.p]\n{pf}"), "6:6", &["[ports.pvf1] has the name"]);
+    refused(&format!("{head}[pfs.p]\n{pf}[pfs.pvf1]\n{pf}"), "7:6", &["p has a port pvf1 too"]);
+    let long = format!("{head}[pfs.{}]\n{pf}", "x".repeat(61));
+    refused(&long, "3:6", &["too long: 60 bytes"]);
+    let many = format!("{head}[pfs.p]\nnetwork = \"lan\"\nvm = \"web\"\nvfs = 256\n");
+    refused(&many, "6:7", &["pfs.p.vfs", "1 to 255"]);
 }
 
 #[test]

@@ -28,6 +28,7 @@ use crate::plane::{Plane, PlaneError};
 use crate::tls;
 use api::CpuList;
 use registry::{Registry, RestoreError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -92,6 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<(), DaemonError> {
     };
     let words = options.log.as_deref().or(config.log.as_deref()).unwrap_or("info");
     log::start(words).map_err(DaemonError::Log)?;
+    allow_descriptors();
     let group = config.vhost_group.as_deref().map(group::find).transpose()?;
     let paths = &options.paths;
     make_directory(&paths.run, 0o755)?;
@@ -147,6 +149,17 @@ async fn serve(
     }
     info!("ended");
     result
+}
+
+/// Allows this process all the descriptors it may have: each port of a VM takes some, and the limit that
+/// most programs start with, for the sake of select(2), is 1024.
+fn allow_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        warn!("there may be too few descriptors for many ports: {error}");
+    }
 }
 
 /// The signals that end a program in order, from now on.

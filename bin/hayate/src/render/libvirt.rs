@@ -1,6 +1,6 @@
 //! XML for libvirt: shared memory, an interface for each vhost port of a VM, and its disks.
 
-use super::qemu::{disk_queues, queue_pairs};
+use super::qemu::{NEWEST, disk_queues, pf_arguments, queue_pairs};
 use api::channel::PORT_NAME;
 use api::{Disk, Mac, Port, SocketMode, Vm};
 use std::fmt::Write;
@@ -22,10 +22,11 @@ pub(crate) fn xml(vm: &Vm, ports: &[Port], disks: &[Disk], packed: bool) -> Stri
         memory = vm.memory.bytes() / 1024,
         vcpus = vm.vcpus
     );
-    if !ports.is_empty() || !disks.is_empty() || vm.channel.is_some() {
+    let cards: Vec<&Port> = ports.iter().filter(|port| port.function.is_none()).collect();
+    if !cards.is_empty() || !disks.is_empty() || vm.channel.is_some() {
         xml.push_str("\n<!-- in <devices> -->\n");
     }
-    for port in ports {
+    for port in cards {
         interface(&mut xml, vm, port, packed);
     }
     for each in disks {
@@ -46,7 +47,27 @@ pub(crate) fn xml(vm: &Vm, ports: &[Port], disks: &[Disk], packed: bool) -> Stri
 "
         );
     }
+    xml.push_str(&virtual_functions(vm, ports, packed));
     xml
+}
+
+/// Virtual functions, for which libvirt has no elements: arguments that it passes on to QEMU, in the
+/// order of this text and after its own.
+fn virtual_functions(vm: &Vm, ports: &[Port], packed: bool) -> String {
+    let arguments = pf_arguments(vm, ports, NEWEST, packed);
+    if arguments.is_empty() {
+        return String::new();
+    }
+    let lines = arguments.iter().flatten();
+    let lines = lines.map(|word| format!("  <qemu:arg value='{}'/>\n", escaped(word)));
+    format!(
+        "
+<!-- in <domain>, after <devices>; QEMU 10.1 or later, machine q35 -->
+<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+{}</qemu:commandline>
+",
+        lines.collect::<String>()
+    )
 }
 
 fn interface(xml: &mut String, vm: &Vm, port: &Port, packed: bool) {

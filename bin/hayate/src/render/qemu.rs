@@ -1,9 +1,11 @@
-//! Arguments for QEMU: shared memory, a card for each vhost port of a VM, and its disks.
+//! Arguments for QEMU: shared memory, a card for each vhost port of a VM, its virtual functions, and its
+//! disks.
 //!
 //! Only what connects the VM to hayate is said; machine, console and other disks are the user's.
 
 use api::channel::PORT_NAME;
-use api::{DEFAULT_QUEUES, Disk, Mac, Port, SocketMode, Vm};
+use api::{DEFAULT_QUEUES, Disk, Function, Mac, Name, Port, SocketMode, Vm};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,6 +24,9 @@ pub(crate) const RELIABLE: Version = Version(10, 0);
 /// From here on a reconnection is timed in milliseconds, `reconnect-ms`; before, in seconds,
 /// `reconnect`.
 const RECONNECT_MS: Version = Version(9, 2);
+
+/// From here on a virtio-net card may be a virtual function of another (`sriov-pf`).
+pub(crate) const SRIOV: Version = Version(10, 1);
 
 /// Time until QEMU tries to connect again, when the daemon went away.
 const RECONNECT: (&str, &str) = ("reconnect-ms=300", "reconnect=1");
@@ -58,6 +63,15 @@ fn version_in(text: &str) -> Option<Version> {
     text.split_once("version ")?.1.split_whitespace().next()?.parse().ok()
 }
 
+/// Number of the chassis that root ports of PFs are said to be in.
+const CHASSIS: u8 = 64;
+
+/// Functions whose memory fits into what firmware leaves room for.
+const FEW: usize = 32;
+
+/// What firmware is asked to leave for 255 VFs, of 16 KiB and 4 KiB each.
+const ROOM: &str = ",mem-reserve=8M,pref64-reserve=16M";
+
 /// One option and its value.
 pub(crate) type Argument = [String; 2];
 
@@ -78,9 +92,11 @@ pub(crate) fn arguments(
         ),
         argument("-machine", "memory-backend=hayate-memory".to_owned()),
     ];
-    for port in ports {
-        arguments.extend(port_arguments(vm, port, version, packed));
+    for port in ports.iter().filter(|port| port.function.is_none()) {
+        arguments.extend(backend(vm, port, version));
+        arguments.push(argument("-device", card(vm, port, packed)));
     }
+    arguments.extend(pf_arguments(vm, ports, version, packed));
     for disk in disks {
         arguments.extend(disk_arguments(disk, Some(vm), version, packed));
     }
@@ -117,7 +133,53 @@ fn in_list(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argument; 3] {
+/// The PFs among the ports: for each a root port, the VFs, and the PF, which QEMU wants last.
+pub(super) fn pf_arguments(
+    vm: &Vm,
+    ports: &[Port],
+    version: Version,
+    packed: bool,
+) -> Vec<Argument> {
+    let mut pfs: BTreeMap<&Name, Vec<(Option<u16>, &Port)>> = BTreeMap::new();
+    for port in ports {
+        if let Some(Function { pf, vf }) = &port.function {
+            pfs.entry(pf).or_default().push((*vf, port));
+        }
+    }
+    let mut arguments = Vec::new();
+    for (slot, (pf, mut functions)) in pfs.into_iter().enumerate() {
+        // The PF, without a number, is the last.
+        functions.sort_by_key(|(vf, _)| (vf.is_none(), *vf));
+        arguments.push(argument("-device", root_port(pf, slot, functions.len())));
+        for (vf, port) in functions {
+            let role = match vf {
+                Some(_) => format!("sriov-pf=pf-{pf}"),
+                None => format!("id=pf-{pf}"),
+            };
+            // The PF is function 0. What does not fit into eight functions is reached by ARI.
+            let number = vf.map_or(0, |vf| vf.saturating_add(1));
+            let place = format!("bus=root-{pf},addr=0x{:x}.0x{:x}", number >> 3, number & 7);
+            arguments.extend(backend(vm, port, version));
+            arguments
+                .push(argument("-device", format!("{},{place},{role}", card(vm, port, packed))));
+        }
+    }
+    arguments
+}
+
+/// A place on PCI Express of a PF's own.
+fn root_port(pf: &Name, slot: usize, functions: usize) -> String {
+    // Numbers that a user's own root ports hardly have.
+    let mut port = format!("pcie-root-port,id=root-{pf},bus=pcie.0,chassis={CHASSIS},slot={slot}");
+    if functions > FEW {
+        // Firmware leaves room for the functions it sees, and VFs are seen later.
+        port.push_str(ROOM);
+    }
+    port
+}
+
+/// How a port is reached: the socket, and the queues behind it.
+fn backend(vm: &Vm, port: &Port, version: Version) -> [Argument; 2] {
     let name = &port.name;
     let socket = port.socket.as_deref().map(in_list).unwrap_or_default();
     let role = match port.mode.unwrap_or_default() {
@@ -126,6 +188,15 @@ fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argu
     };
     let pairs = queue_pairs(vm, port);
     let queues = if pairs > 1 { format!(",queues={pairs}") } else { String::new() };
+    [
+        argument("-chardev", format!("socket,id=char-{name},path={socket},{role}")),
+        argument("-netdev", format!("vhost-user,id=net-{name},chardev=char-{name}{queues}")),
+    ]
+}
+
+/// The card that a guest sees of a port.
+fn card(vm: &Vm, port: &Port, packed: bool) -> String {
+    let (name, pairs) = (&port.name, queue_pairs(vm, port));
     let mut device = format!(
         "virtio-net-pci,netdev=net-{name},mac={}",
         Mac::of_port(vm.name.as_str(), name.as_str())
@@ -141,11 +212,7 @@ fn port_arguments(vm: &Vm, port: &Port, version: Version, packed: bool) -> [Argu
     if packed {
         device.push_str(",packed=on");
     }
-    [
-        argument("-chardev", format!("socket,id=char-{name},path={socket},{role}")),
-        argument("-netdev", format!("vhost-user,id=net-{name},chardev=char-{name}{queues}")),
-        argument("-device", device),
-    ]
+    device
 }
 
 /// A disk; `vm` is the one it belongs to.

@@ -23,6 +23,7 @@ fn port(socket: &str, change: impl FnOnce(&mut PortConfig)) -> Port {
         kind: config.kind,
         network: config.network.clone(),
         vm: Some("web".parse().unwrap()),
+        function: None,
         origin: Origin::Runtime,
         state: PortState::Waiting,
         since: Timestamp::from(UNIX_EPOCH),
@@ -151,4 +152,90 @@ fn libvirt_gets_the_same_card() {
     }
     let other = port("/s", |config| config.mode = Some(SocketMode::Client));
     assert!(libvirt::xml(&vm(1), &[other], &[], false).contains("mode='server'/>"));
+}
+
+/// A PF and its VFs, in the order of their names, as the daemon lists ports.
+fn functions(pf: &str, vfs: u16) -> Vec<Port> {
+    let config = api::PfConfig::new("web".parse().unwrap(), "lan".parse().unwrap(), vfs);
+    let mut ports: Vec<Port> = config
+        .functions(&pf.parse().unwrap())
+        .unwrap()
+        .into_iter()
+        .map(|(name, function)| {
+            let mut port = port(&format!("/run/{name}.sock"), |_| ());
+            (port.name, port.function) = (name, Some(function));
+            port
+        })
+        .collect();
+    ports.sort_by(|a, b| a.name.cmp(&b.name));
+    ports
+}
+
+#[test]
+fn virtual_functions_come_before_their_pf() {
+    let ports = [vec![port("/s", |_| ())], functions("web-pf0", 2)].concat();
+    let arguments = qemu::arguments(&vm(1), &ports, &[], "10.1".parse().unwrap(), true);
+    let text = qemu::plain(&arguments);
+    let (_, text) = text.split_once("packed=on\n").unwrap();
+    assert_eq!(
+        text,
+        "-device pcie-root-port,id=root-web-pf0,bus=pcie.0,chassis=64,slot=0\n\
+         -chardev socket,id=char-web-pf0vf0,path=/run/web-pf0vf0.sock,reconnect-ms=300\n\
+         -netdev vhost-user,id=net-web-pf0vf0,chardev=char-web-pf0vf0\n\
+         -device virtio-net-pci,netdev=net-web-pf0vf0,mac=MAC0,rx_queue_size=1024,tx_queue_size=1024,packed=on,bus=root-web-pf0,addr=0x0.0x1,sriov-pf=pf-web-pf0\n\
+         -chardev socket,id=char-web-pf0vf1,path=/run/web-pf0vf1.sock,reconnect-ms=300\n\
+         -netdev vhost-user,id=net-web-pf0vf1,chardev=char-web-pf0vf1\n\
+         -device virtio-net-pci,netdev=net-web-pf0vf1,mac=MAC1,rx_queue_size=1024,tx_queue_size=1024,packed=on,bus=root-web-pf0,addr=0x0.0x2,sriov-pf=pf-web-pf0\n\
+         -chardev socket,id=char-web-pf0,path=/run/web-pf0.sock,reconnect-ms=300\n\
+         -netdev vhost-user,id=net-web-pf0,chardev=char-web-pf0\n\
+         -device virtio-net-pci,netdev=net-web-pf0,mac=MACP,rx_queue_size=1024,tx_queue_size=1024,packed=on,bus=root-web-pf0,addr=0x0.0x0,id=pf-web-pf0\n"
+            .replace("MAC0", &api::Mac::of_port("web", "web-pf0vf0").to_string())
+            .replace("MAC1", &api::Mac::of_port("web", "web-pf0vf1").to_string())
+            .replace("MACP", &api::Mac::of_port("web", "web-pf0").to_string())
+    );
+}
+
+#[test]
+fn all_functions_are_equally_spaced_and_several_pfs_are_apart() {
+    let ports = [functions("a", 255), functions("b", 1)].concat();
+    let arguments = qemu::arguments(&vm(1), &ports, &[], qemu::NEWEST, false);
+    let devices: Vec<&str> = arguments
+        .iter()
+        .filter(|[option, _]| option == "-device")
+        .map(|[_, value]| value.as_str())
+        .collect();
+    let number = |device: &str| {
+        let (_, place) = device.split_once("addr=0x").unwrap();
+        let (slot, function) = place.split(',').next().unwrap().split_once(".0x").unwrap();
+        let hexadecimal = |text| u16::from_str_radix(text, 16).unwrap();
+        assert!(hexadecimal(slot) < 32 && hexadecimal(function) < 8, "{device}");
+        hexadecimal(slot) * 8 + hexadecimal(function)
+    };
+    assert_eq!(devices.len(), 1 + 256 + 1 + 2);
+    assert!(devices[0].ends_with("chassis=64,slot=0,mem-reserve=8M,pref64-reserve=16M"));
+    for (n, device) in (1..).zip(&devices[1..256]) {
+        assert_eq!(number(device), n);
+        assert!(device.contains(",bus=root-a,") && device.ends_with("sriov-pf=pf-a"), "{device}");
+    }
+    assert!(devices[256].ends_with("bus=root-a,addr=0x0.0x0,id=pf-a"), "{}", devices[256]);
+    assert!(devices[257].ends_with("id=root-b,bus=pcie.0,chassis=64,slot=1"), "{}", devices[257]);
+    assert!(devices[258].ends_with("bus=root-b,addr=0x0.0x1,sriov-pf=pf-b"), "{}", devices[258]);
+    assert!(devices[259].ends_with("bus=root-b,addr=0x0.0x0,id=pf-b"), "{}", devices[259]);
+}
+
+#[test]
+fn libvirt_passes_virtual_functions_on() {
+    let ports = functions("web-pf0", 9);
+    let xml = libvirt::xml(&vm(1), &ports, &[], false);
+    assert!(!xml.contains("<interface") && !xml.contains("in <devices>"), "{xml}");
+    let (_, words) = xml.split_once("<qemu:commandline xmlns:qemu='").unwrap();
+    let words: Vec<&str> = words
+        .lines()
+        .filter_map(|line| line.strip_prefix("  <qemu:arg value='")?.strip_suffix("'/>"))
+        .collect();
+    let arguments = qemu::arguments(&vm(1), &ports, &[], qemu::NEWEST, false);
+    let same: Vec<&str> = arguments.iter().flatten().map(String::as_str).collect();
+    assert!(same.ends_with(&words), "{words:?}");
+    assert_eq!(words.len(), 2 + 10 * 6);
+    assert!(!libvirt::xml(&vm(1), &[port("/s", |_| ())], &[], false).contains("qemu:"));
 }

@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-use api::{Origin, Port};
+use api::{Function, Name, Origin, Port};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
@@ -79,6 +79,45 @@ pub(crate) fn list(values: &[impl Display]) -> String {
     texts.join(" ")
 }
 
+/// Names in order with spaces between; those that differ only in a number at the end, if there are
+/// three or more in a row, as `pf0vf0..3`.
+pub(crate) fn names(names: &[Name]) -> String {
+    let split = |name: &Name| {
+        let text = name.as_str();
+        let stem = text.trim_end_matches(|c: char| c.is_ascii_digit());
+        let digits = &text[stem.len()..];
+        // Others would not be printed as they are.
+        let number: Option<u64> = digits.parse().ok().filter(|n: &u64| n.to_string() == digits);
+        (if number.is_some() { stem } else { text }.to_owned(), number)
+    };
+    let mut parts: Vec<(String, Option<u64>)> = names.iter().map(split).collect();
+    parts.sort();
+    let mut texts = Vec::new();
+    let mut rest = parts.as_slice();
+    while let Some((stem, number)) = rest.first() {
+        let next = |n: usize| number.map(|first| first.saturating_add(n as u64));
+        let run = (0..).zip(rest).take_while(|(n, part)| part.0 == *stem && part.1 == next(*n));
+        let run = run.count().max(1);
+        match (number, next(run - 1)) {
+            (Some(first), Some(last)) if run > 2 => texts.push(format!("{stem}{first}..{last}")),
+            (Some(first), Some(last)) => {
+                texts.extend((*first..=last).map(|number| format!("{stem}{number}")));
+            }
+            _ => texts.push(stem.clone()),
+        }
+        rest = rest.get(run..).unwrap_or_default();
+    }
+    texts.join(" ")
+}
+
+/// Which function of which PF.
+pub(crate) fn function(Function { pf, vf }: &Function) -> String {
+    match vf {
+        Some(vf) => format!("VF {vf} of {pf}"),
+        None => "PF".to_owned(),
+    }
+}
+
 /// `1 port`, `2 ports`.
 pub(crate) fn count(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
@@ -118,6 +157,25 @@ mod tests {
         let shown = [0, 99_999, 100_000, 999_499, 999_500, 1_234_567, 45_600_000_000].map(number);
         assert_eq!(shown, ["0", "99999", "100k", "999k", "1.00M", "1.23M", "45.6G"]);
         assert_eq!(number(u64::MAX), "18.4E");
+    }
+
+    #[test]
+    fn names_that_are_numbered_are_shown_as_a_range() {
+        let shown = |text: &str| {
+            let all: Vec<Name> =
+                text.split_whitespace().map(|name| name.parse().unwrap()).collect();
+            names(&all)
+        };
+        assert_eq!(shown(""), "");
+        assert_eq!(shown("a b0 b1 c"), "a b0 b1 c");
+        let vfs: Vec<String> = (0..12).map(|n| format!("a-pf0vf{n}")).collect();
+        assert_eq!(shown(&format!("web a-pf0 {}", vfs.join(" "))), "a-pf0 a-pf0vf0..11 web");
+        assert_eq!(shown("x1 x2 x3 x5 x6"), "x1..3 x5 x6");
+        assert_eq!(shown("x01 x02 x03 7 8 9"), "7..9 x01 x02 x03");
+        assert_eq!(
+            shown("x18446744073709551615 x99999999999999999999"),
+            "x18446744073709551615 x99999999999999999999"
+        );
     }
 
     #[test]

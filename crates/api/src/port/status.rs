@@ -1,7 +1,7 @@
 //! What a port is doing.
 
 use super::{Moderation, PortConfig, PortKind, SocketMode};
-use crate::{Mac, Name, Timestamp, VlanSet};
+use crate::{Function, Mac, Name, Timestamp, VlanSet};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -105,6 +105,9 @@ pub struct Port {
     pub network: Name,
     /// The VM it belongs to.
     pub vm: Option<Name>,
+    /// Which function of the VM it is; absent for all other ports. It comes and goes with its PF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<Function>,
     /// Where it was declared.
     pub origin: Origin,
     /// What it is doing.

@@ -1,6 +1,7 @@
 //! Networks and VMs come and go.
 
 use super::checks::{exists, invalid, not_static, unused};
+use super::pfs::without_pf;
 use super::{Network, Registry, Vm, host, not_found};
 use api::{Error, ErrorCode, Name, NetworkConfig, Origin, VmConfig};
 use tracing::{info, warn};
@@ -41,6 +42,7 @@ impl Registry {
             let mut tables = self.tables.write();
             let network = tables.networks.get(name).ok_or_else(|| not_found("network", name))?;
             not_static(self, "network", name, network.origin)?;
+            without_pf("network", name, tables.pf_where(|pf| pf.network == *name))?;
             unused("network", name, &tables.ports_where(|port| port.network == *name))?;
             tables.networks.remove(name).ok_or_else(|| not_found("network", name))?
         };
@@ -92,6 +94,7 @@ impl Registry {
             let mut tables = self.tables.write();
             let vm = tables.vms.get(name).ok_or_else(|| not_found("vm", name))?;
             not_static(self, "vm", name, vm.origin)?;
+            without_pf("vm", name, tables.pf_where(|pf| pf.vm == *name))?;
             unused("vm", name, &tables.ports_where(|port| port.vm.as_ref() == Some(name)))?;
             if let Some(disk) = tables.disk_of_vm(name) {
                 return Err(Error::new(

@@ -14,6 +14,7 @@ mod checks;
 mod disks;
 mod flow;
 mod images;
+mod pfs;
 mod ports;
 mod restore;
 mod routers;
@@ -26,7 +27,8 @@ use crate::paths::Paths;
 use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle, Source};
 use crate::state::{State, StateFile};
 use api::{
-    DiskConfig, Error, ErrorCode, Name, NetworkConfig, Origin, PortConfig, Timestamp, VmConfig,
+    DiskConfig, Error, ErrorCode, Function, Name, NetworkConfig, Origin, PfConfig, PortConfig,
+    Timestamp, VmConfig,
 };
 use parking_lot::RwLock;
 use routers::GuestChannel;
@@ -45,6 +47,7 @@ struct Tables {
     networks: BTreeMap<Name, Network>,
     vms: BTreeMap<Name, Vm>,
     ports: BTreeMap<Name, Port>,
+    pfs: BTreeMap<Name, Pf>,
     disks: BTreeMap<Name, Disk>,
 }
 
@@ -65,7 +68,14 @@ struct Vm {
 struct Port {
     config: PortConfig,
     origin: Origin,
+    /// What it is of its PF, if it has one.
+    function: Option<Function>,
     open: Result<PortHandle, Failure>,
+}
+
+struct Pf {
+    config: PfConfig,
+    origin: Origin,
 }
 
 struct Disk {
@@ -166,8 +176,13 @@ impl Tables {
         }
         let off = self.vms.iter().filter(|(_, vm)| !vm.bypass);
         state.bypass_off.extend(off.map(|(name, _)| name.clone()));
-        for (name, port) in self.ports.iter().filter(|(_, port)| kept(port.origin)) {
+        // Functions are made from their PF.
+        let kept_port = |port: &Port| kept(port.origin) && port.function.is_none();
+        for (name, port) in self.ports.iter().filter(|(_, port)| kept_port(port)) {
             state.ports.insert(name.clone(), port.config.clone());
+        }
+        for (name, pf) in self.pfs.iter().filter(|(_, pf)| kept(pf.origin)) {
+            state.pfs.insert(name.clone(), pf.config.clone());
         }
         for (name, disk) in self.disks.iter().filter(|(_, disk)| kept(disk.origin)) {
             state.disks.insert(name.clone(), disk.config.clone());

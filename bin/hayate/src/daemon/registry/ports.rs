@@ -1,6 +1,7 @@
 //! Ports come and go.
 
 use super::checks::{exists, not_static};
+use super::pfs::no_function;
 use super::{Failure, Port, Registry, host, not_found};
 use crate::plane::{NetworkHandle, PlaneError, PortHandle};
 use api::{Error, ErrorCode, Name, Origin, Placement, PortConfig, PortKind, SocketMode};
@@ -16,8 +17,13 @@ impl Registry {
         config: PortConfig,
     ) -> Result<(api::Port, bool), Error> {
         let _changing = self.changing.lock().await;
-        let same =
-            self.tables.read().ports.get(name).map(|port| self.same(name, &port.config, &config));
+        let same = match self.tables.read().ports.get(name) {
+            Some(port) => {
+                no_function(name, port)?;
+                Some(self.same(name, &port.config, &config))
+            }
+            None => None,
+        };
         match same {
             Some(true) => return Ok((self.port(name)?, false)),
             Some(false) => return Err(exists("port", name)),
@@ -28,7 +34,7 @@ impl Registry {
         self.forget_rings(name);
         let handle =
             self.open(name, &config, network, socket).await.map_err(|error| host(&error))?;
-        let port = Port { config, origin: Origin::Runtime, open: Ok(handle) };
+        let port = Port { config, origin: Origin::Runtime, function: None, open: Ok(handle) };
         self.tables.write().ports.insert(name.clone(), port);
         if let Err(error) = self.save().await {
             self.tables.write().ports.remove(name);
@@ -46,6 +52,7 @@ impl Registry {
         let port = {
             let mut tables = self.tables.write();
             let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
+            no_function(name, port)?;
             not_static(self, "port", name, port.origin)?;
             tables.ports.remove(name).ok_or_else(|| not_found("port", name))?
         };
@@ -128,7 +135,7 @@ impl Registry {
         self.paths.rings().join(name.as_str())
     }
 
-    fn forget_rings(&self, name: &Name) {
+    pub(super) fn forget_rings(&self, name: &Name) {
         let rings = self.rings(name);
         match std::fs::remove_file(&rings) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -138,7 +145,7 @@ impl Registry {
         }
     }
 
-    async fn close(&self, name: &Name, handle: PortHandle) {
+    pub(super) async fn close(&self, name: &Name, handle: PortHandle) {
         if let Err(error) = self.plane.close_port(handle).await {
             warn!("port {name} cannot be closed: {error}");
         }

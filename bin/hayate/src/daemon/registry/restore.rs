@@ -4,7 +4,7 @@ use super::{Failure, Network, Port, RETRY, Registry, Vm};
 use crate::config::Config;
 use crate::plane::PlaneError;
 use crate::state::{State, StateError};
-use api::{Name, NetworkConfig, Origin, PortConfig};
+use api::{Function, Name, NetworkConfig, Origin, PortConfig};
 use tracing::{info, warn};
 
 /// Why a daemon cannot start with what was declared.
@@ -25,10 +25,16 @@ impl Registry {
         self.restore_networks(&state.networks, Origin::Runtime)?;
         self.restore_vms(config, &state);
         for (name, port) in &config.ports {
-            self.restore_port(name, port, Origin::Config).await;
+            self.restore_port(name, port, None, Origin::Config).await;
+        }
+        for (name, pf) in &config.pfs {
+            self.restore_pf(name, pf, Origin::Config).await;
         }
         for (name, port) in &state.ports {
-            self.restore_port(name, port, Origin::Runtime).await;
+            self.restore_port(name, port, None, Origin::Runtime).await;
+        }
+        for (name, pf) in &state.pfs {
+            self.restore_pf(name, pf, Origin::Runtime).await;
         }
         for (name, disk) in &config.disks {
             self.restore_disk(name, disk, Origin::Config).await;
@@ -74,7 +80,13 @@ impl Registry {
         }
     }
 
-    async fn restore_port(&self, name: &Name, config: &PortConfig, origin: Origin) {
+    pub(super) async fn restore_port(
+        &self,
+        name: &Name,
+        config: &PortConfig,
+        function: Option<Function>,
+        origin: Origin,
+    ) {
         if self.tables.read().ports.contains_key(name) {
             warn!("port {name} is declared in the configuration file; the saved one is dropped");
             return;
@@ -84,7 +96,7 @@ impl Registry {
             warn!("port {name} cannot be opened and is tried again: {reason}");
             Failure::now(reason)
         });
-        let port = Port { config: config.clone(), origin, open };
+        let port = Port { config: config.clone(), origin, function, open };
         self.tables.write().ports.insert(name.clone(), port);
     }
 

@@ -87,7 +87,7 @@ impl Registry {
         failed.map(|(name, _)| name.clone()).collect()
     }
 
-    fn live(&self, port: &Port) -> Live {
+    pub(super) fn live(&self, port: &Port) -> Live {
         let live = match &port.open {
             Ok(handle) => self.plane.live(*handle),
             Err(_) => None,
@@ -123,6 +123,7 @@ impl Registry {
             kind: config.kind,
             network: config.network.clone(),
             vm: config.vm.clone(),
+            function: port.function.clone(),
             origin: port.origin,
             state: live.state,
             since: live.since,

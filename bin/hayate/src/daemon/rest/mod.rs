@@ -11,6 +11,7 @@ mod host;
 mod images;
 mod metrics;
 mod networks;
+mod pfs;
 mod ports;
 mod routers;
 #[cfg(test)]
@@ -43,6 +44,7 @@ const BODY_MAX: usize = 64 * 1024;
         (name = "networks", description = "Isolated layer-2 segments"),
         (name = "ports", description = "Where frames enter and leave a network"),
         (name = "vms", description = "Names that ports belong to"),
+        (name = "pfs", description = "Virtual functions of VMs"),
         (name = "routers", description = "Routers in VMs, and what bypasses them"),
         (name = "images", description = "What disks are made of"),
         (name = "disks", description = "Disks of VMs, served from images"),
@@ -61,6 +63,8 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(ports::place))
         .routes(routes!(vms::list))
         .routes(routes!(vms::show, vms::put, vms::delete))
+        .routes(routes!(pfs::list))
+        .routes(routes!(pfs::show, pfs::put, pfs::delete))
         .routes(routes!(routers::list))
         .routes(routes!(routers::show))
         .routes(routes!(routers::prefixes))

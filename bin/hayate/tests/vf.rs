@@ -1,0 +1,213 @@
+//! Virtual functions: made, shown, kept and removed as a whole.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Daemon, until};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use testkit::frontend::{Frontend, protocol, request};
+
+fn entries(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn sockets(daemon: &Daemon) -> Vec<String> {
+    entries(&daemon.run_dir.join("ports"))
+}
+
+fn set_up(daemon: &Daemon) {
+    daemon.ok("network add lan");
+    daemon.ok("vm add web --vcpus 2");
+}
+
+#[test]
+fn a_pf_and_its_vfs_come_and_go_together() {
+    let daemon = Daemon::start(&[]);
+    set_up(&daemon);
+    daemon.ok("vf create --vm web --vfs 3 --mtu 9000");
+    let names = ["web-pf0", "web-pf0vf0", "web-pf0vf1", "web-pf0vf2"];
+    assert_eq!(sockets(&daemon), names.map(|name| format!("{name}.sock")));
+    let ports = daemon.json("port list --json");
+    for (n, name) in names.into_iter().enumerate() {
+        let port = &ports[n];
+        assert_eq!((&port["name"], &port["vm"]), (&Value::from(name), &Value::from("web")));
+        assert_eq!((&port["network"], &port["mtu"]), (&Value::from("lan"), &Value::from(9000)));
+        assert_eq!(port["function"]["pf"], "web-pf0");
+        assert_eq!(port["function"]["vf"].as_u64(), (n as u64).checked_sub(1));
+    }
+    let pf = daemon.json("vf show web-pf0 --json");
+    assert_eq!(daemon.json("vf list --json"), Value::from(vec![pf.clone()]));
+    assert_eq!((&pf["vfs"], &pf["running"]), (&3.into(), &0.into()));
+    let arguments = daemon.ok("vm qemu web --qemu-version 10.1");
+    for (n, name) in names.into_iter().enumerate() {
+        let function = &pf["functions"][n];
+        assert_eq!((&function["port"], &function["carrier"]), (&name.into(), &false.into()));
+        let card = format!("netdev=net-{name},mac={},", function["mac"].as_str().unwrap());
+        assert!(arguments.contains(&card), "{card} is not in {arguments}");
+    }
+    assert!(daemon.ok("vm list").contains("web-pf0 web-pf0vf0..2"));
+    assert!(daemon.ok("vf list").contains("web-pf0"));
+    assert!(daemon.ok("vf show web-pf0").contains("0 of 3 running"));
+    assert!(daemon.ok("port show web-pf0vf1").contains("VF 1 of web-pf0"));
+    // The same again is no mistake.
+    daemon.ok("vf create --vm web --vfs 3 --mtu 9000 --network lan");
+    daemon.fails("vf create --vm web --vfs 4", 5, &["exists already", "vf show web-pf0"]);
+    // One alone cannot go, change, or be replaced.
+    daemon.fails("port del web-pf0vf1", 5, &["function of web-pf0"]);
+    daemon.fails("port del web-pf0", 5, &["function of web-pf0"]);
+    daemon.fails("port add web-pf0vf1 --network lan --kind vhost", 5, &["function of web-pf0"]);
+    daemon.fails("vm del web", 5, &["hayate vf delete web-pf0"]);
+    daemon.fails("network del lan", 5, &["hayate vf delete web-pf0"]);
+    daemon.ok("vf create --vm web --vfs 1 --name second");
+    daemon.ok("vf delete web-pf0");
+    assert_eq!(sockets(&daemon), ["second.sock", "secondvf0.sock"]);
+    assert_eq!(entries(&daemon.run_dir.join("rings")), ["second", "secondvf0"]);
+    daemon.fails("vf delete web-pf0", 4, &["no vf named web-pf0", "hayate vf list"]);
+    daemon.ok("vf del second");
+    daemon.ok("vm del web");
+    daemon.ok("network del lan");
+    assert!(sockets(&daemon).is_empty());
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_made_leaves_nothing_behind() {
+    let daemon = Daemon::start(&[]);
+    daemon.fails("vf create --vm web --vfs 1", 2, &["hayate network add"]);
+    set_up(&daemon);
+    daemon.fails("vf create --vm none --vfs 1", 4, &["hayate vm add none"]);
+    daemon.fails("vf create --vm web --vfs 0", 2, &["--vfs", "1 to 255"]);
+    daemon.fails("vf create --vm web --vfs 256", 2, &["--vfs", "1 to 255"]);
+    let long = "x".repeat(60);
+    daemon.fails(&format!("vf create --vm web --vfs 200 --name {long}"), 2, &["58 bytes"]);
+    daemon.ok("port add web-pf0vf7 --network lan --kind vhost");
+    daemon.fails("vf create --vm web --vfs 9", 5, &["web-pf0vf7 exists already", "--name"]);
+    assert_eq!(sockets(&daemon), ["web-pf0vf7.sock"]);
+    assert_eq!(entries(&daemon.run_dir.join("rings")), ["web-pf0vf7"]);
+    assert_eq!(daemon.json("vf list --json"), Value::from(Vec::<Value>::new()));
+    daemon.ok("vf create --vm web --vfs 7");
+    daemon.ok("network add dmz");
+    daemon.fails("vf create --vm web --vfs 1 --name more", 2, &["several", "--network"]);
+    daemon.ok("vf create --vm web --vfs 1 --name more --network dmz");
+    let notes = daemon.cli("vm qemu web --qemu-version 10.0");
+    assert!(notes.err.contains("has no virtual functions") && notes.err.contains("10.1"));
+    assert!(daemon.cli("vm libvirt web").err.contains("10.1"));
+    daemon.stop();
+}
+
+#[test]
+fn a_restart_keeps_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start_in(directory.path(), &[]);
+    set_up(&daemon);
+    daemon.ok("vf create --vm web --vfs 5 --queues 1 --no-offload uso --moderation off");
+    let lasting = |daemon: &Daemon| {
+        let ports = daemon.json("port list --json");
+        let ports = ports.as_array().unwrap().iter();
+        let ports: Vec<_> =
+            ports.map(|port| (port["config"].clone(), port["function"].clone())).collect();
+        (daemon.json("vf show web-pf0 --json")["config"].clone(), ports)
+    };
+    let before = lasting(&daemon);
+    assert_eq!(before.1.len(), 6);
+    for signal in ["TERM", "KILL"] {
+        daemon.signal(signal);
+        daemon.wait();
+        drop(daemon);
+        daemon = Daemon::start_in(directory.path(), &[]);
+        assert_eq!(lasting(&daemon), before);
+    }
+    daemon.ok("vf delete web-pf0");
+    daemon.stop();
+    let daemon = Daemon::start_in(directory.path(), &[]);
+    assert_eq!(daemon.json("port list --json"), Value::from(Vec::<Value>::new()));
+    daemon.stop();
+}
+
+#[test]
+fn those_of_the_configuration_file_stay() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("h.toml");
+    let text = "[networks.lan]\n[vms.web]\n[pfs.p]\nvm = \"web\"\nnetwork = \"lan\"\nvfs = 2\n";
+    fs::write(&file, text).unwrap();
+    let run_dir = directory.path().join("run");
+    let config = ["--config", file.to_str().unwrap()];
+    let daemon = Daemon::start_in(&run_dir, &config);
+    assert_eq!(daemon.json("vf show p --json")["origin"], "config");
+    daemon.fails("vf delete p", 5, &["h.toml"]);
+    daemon.fails("port del pvf0", 5, &["function of p"]);
+    daemon.ok("vf create --vm web --vfs 1 --name mine");
+    daemon.stop();
+    // The file has another one now: the saved one of that name gives way.
+    fs::write(&file, text.replace("pfs.p", "pfs.mine")).unwrap();
+    let daemon = Daemon::start_in(&run_dir, &config);
+    assert_eq!(daemon.json("vf list --json").as_array().unwrap().len(), 1);
+    assert_eq!(daemon.json("vf show mine --json")["vfs"], 2);
+    daemon.stop();
+}
+
+fn descriptors(daemon: &Daemon) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+}
+
+fn mappings(daemon: &Daemon) -> usize {
+    fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap().lines().count()
+}
+
+/// As many as there can be, all with a front end as QEMU is one at its start.
+#[test]
+fn two_hundred_and_fifty_five_vfs() {
+    let daemon = Daemon::start(&[]);
+    set_up(&daemon);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+    let limit = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let limit: Vec<&str> = limit.split_whitespace().collect();
+    assert_eq!(limit[3], limit[4], "the daemon may have all descriptors it is allowed");
+    let start = (descriptors(&daemon), mappings(&daemon));
+    daemon.ok("vf create --vm web --vfs 255 --queues 2");
+    let pf = daemon.json("vf show web-pf0 --json");
+    let functions = pf["functions"].as_array().unwrap();
+    assert_eq!(functions.len(), 256);
+    let made = (descriptors(&daemon), mappings(&daemon));
+    let call = sys::EventFd::new().unwrap();
+    let mut frontends = Vec::new();
+    for function in functions {
+        let name = function["port"].as_str().unwrap();
+        let socket = daemon.run_dir.join(format!("ports/{name}.sock"));
+        let mut frontend = Frontend::connect(&socket).unwrap();
+        frontend.get_u64(request::GET_FEATURES).unwrap();
+        frontend.get_u64(request::GET_PROTOCOL_FEATURES).unwrap();
+        frontend.set_u64(request::SET_PROTOCOL_FEATURES, protocol::NET).unwrap();
+        frontend.protocol = protocol::NET;
+        frontend.set(request::SET_OWNER, &[], &[]).unwrap();
+        for queue in 0..4 {
+            frontend.set_ring_fd(request::SET_VRING_CALL, queue, Some(&call)).unwrap();
+            frontend.enable_queue(queue, true).unwrap();
+        }
+        frontends.push(frontend);
+    }
+    let connected = |daemon: &Daemon| {
+        let pf = daemon.json("vf show web-pf0 --json");
+        let functions = pf["functions"].as_array().unwrap();
+        let is = |state: &str| functions.iter().filter(|one| one["state"] == state).count();
+        (is("connected"), is("waiting"))
+    };
+    assert_eq!(connected(&daemon), (256, 0));
+    let each = (descriptors(&daemon) - made.0) / 256;
+    assert!(each <= 6, "{each} descriptors for one of two queue pairs");
+    assert!(mappings(&daemon) <= made.1 + 16, "nobody's memory is mapped");
+    drop(frontends);
+    until("all of them are gone", || connected(&daemon) == (0, 256));
+    assert_eq!(descriptors(&daemon), made.0);
+    daemon.ok("vf delete web-pf0");
+    assert_eq!(descriptors(&daemon), start.0);
+    assert!(mappings(&daemon) <= start.1 + 32, "{} mappings at first", start.1);
+    daemon.stop();
+}
