@@ -5,8 +5,10 @@
 mod common;
 
 use common::{Daemon, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use testkit::frontend::{Frontend, protocol, request};
 
@@ -150,6 +152,44 @@ fn those_of_the_configuration_file_stay() {
     let daemon = Daemon::start_in(&run_dir, &config);
     assert_eq!(daemon.json("vf list --json").as_array().unwrap().len(), 1);
     assert_eq!(daemon.json("vf show mine --json")["vfs"], 2);
+    daemon.stop();
+}
+
+/// What the guest is told of its functions over its channel, and of nobody else's.
+#[test]
+fn a_guest_is_told_of_its_own() {
+    let daemon = Daemon::start(&[]);
+    daemon.ok("network add lan");
+    let channel = daemon.run_dir.join("web.channel");
+    daemon.ok(&format!("vm add web --channel {}", channel.display()));
+    daemon.ok("vm add other");
+    daemon.ok("vf create --vm web --vfs 3");
+    daemon.ok("vf create --vm web --vfs 1 --name second");
+    daemon.ok("vf create --vm other --vfs 1");
+    let mut stream = BufReader::new(UnixStream::connect(&channel).unwrap());
+    let mut ask = |method: &str, params: Value| {
+        let line = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_line(&mut answer).unwrap();
+        let mut answer: Value = serde_json::from_str(&answer).unwrap();
+        answer["result"].take()
+    };
+    ask("hello", json!({"protocol": 1, "agent": "test", "lease_ms": 60_000}));
+    let all = ask("vf.list", json!({}));
+    let shown = daemon.json("vf list --json");
+    let shown = shown.as_array().unwrap().iter().filter(|pf| pf["vm"] == "web");
+    let shown = shown.flat_map(|pf| pf["functions"].as_array().unwrap().clone());
+    let of = |one: &Value| (one["vf"].clone(), one["mac"].clone(), one["carrier"].clone());
+    let told = all["functions"].as_array().unwrap();
+    assert_eq!(
+        told.iter().map(of).collect::<Vec<_>>(),
+        shown.map(|one| of(&one)).collect::<Vec<_>>()
+    );
+    assert_eq!(told.len(), 6);
+    assert_eq!((&told[0]["pf"], &told[2]["pf"]), (&"second".into(), &"web-pf0".into()));
+    let of_pf = ask("vf.list", json!({"pf": told[2]["mac"], "after": {"pf": "web-pf0", "vf": 0}}));
+    assert_eq!(of_pf["functions"].as_array().unwrap()[..], told[4..]);
     daemon.stop();
 }
 

@@ -12,6 +12,7 @@
 //! which [`Connections`] do.
 
 mod connections;
+mod functions;
 mod refusal;
 mod rpc;
 
@@ -25,6 +26,7 @@ pub use connections::{
     Connection, ConnectionCount, ConnectionCounters, Connections, CountedConnections, Ends, Flow,
     Transport,
 };
+pub use functions::{ChannelFunction, Functions, ListFunctions};
 pub use refusal::Refusal;
 pub use rpc::{Answer, Failed, Outcome, Request, Version};
 

@@ -108,12 +108,15 @@ impl PfConfig {
     }
 }
 
-/// Which function a port is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+/// Which function a port is. In order, a PF comes before its VFs.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
 pub struct Function {
     /// The PF it belongs to, or is.
     pub pf: Name,
     /// Number of the VF, from 0, as in `ip link set PF vf NUMBER`; absent for the PF itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<u16>,
 }
 

@@ -22,7 +22,7 @@ pub use session::{Session, Step};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::channel::{Ends, Flow, HopCount, Selector, SourceCheck};
+use api::channel::{ChannelFunction, Ends, Flow, HopCount, Selector, SourceCheck};
 use api::{Mac, Name};
 
 /// What the host knows.
@@ -31,6 +31,8 @@ pub trait World {
     type Port: Copy + Eq + std::fmt::Debug;
     /// The VM's ports, by name.
     fn ports(&self) -> Vec<Port<Self::Port>>;
+    /// The VM's virtual functions, in order.
+    fn functions(&self) -> Vec<ChannelFunction>;
     /// Which of these addresses were seen behind which of the VM's ports.
     fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, Self::Port)>;
     /// What was sent by each next hop, by its number.

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use api::Name;
 use api::channel::{
     Answer, ChannelPort, ConnectionCount, ConnectionCounters, Connections, Counted,
-    CountedConnections, CountedNextHop, Counters, Done, Failed, Hello, HopCount, Interfaces,
-    LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, Method, NextHops, Outcome, PROTOCOL,
-    Placed, PlacedInterface, Refusal, Renew, Request, Routes, Status, Version, Welcome, Withdraw,
+    CountedConnections, CountedNextHop, Counters, Done, Failed, Functions, Hello, HopCount,
+    Interfaces, LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, ListFunctions, Method,
+    NextHops, Outcome, PROTOCOL, Placed, PlacedInterface, Refusal, Renew, Request, Routes, Status,
+    Version, Welcome, Withdraw,
 };
 
 use crate::{Action, Delegation, World};
@@ -150,6 +151,9 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
                     Ok((session.counted_connections(params, world), Vec::new()))
                 })
             }
+            ListFunctions::NAME => self.renewing(&request, now, |_, params: ListFunctions| {
+                Ok((functions(&params, world), Vec::new()))
+            }),
             Withdraw::NAME => self.renewing(&request, now, |session, _: Withdraw| {
                 session.delegation = Delegation::default();
                 Ok((Done {}, vec![Action::Clear]))
@@ -377,6 +381,32 @@ fn no_session() -> Failed {
 /// What is shown to people must not move their cursor.
 pub(crate) fn clean(text: &str) -> String {
     text.replace(char::is_control, "?")
+}
+
+/// As many functions as fit a line.
+fn functions<P>(params: &ListFunctions, world: &impl World<Port = P>) -> Functions {
+    let all = world.functions();
+    let pf = params.pf.map(|mac| {
+        let pf = all.iter().find(|one| one.function.vf.is_none() && one.mac == mac);
+        pf.map(|one| one.function.pf.clone())
+    });
+    let mut found = Functions::default();
+    let mut room = LINE_MAX - ENVELOPE;
+    for one in all {
+        let wanted = pf.as_ref().is_none_or(|pf| pf.as_ref() == Some(&one.function.pf))
+            && params.after.as_ref().is_none_or(|after| one.function > *after);
+        if !wanted {
+            continue;
+        }
+        let size = serde_json::to_vec(&one).map_or(usize::MAX, |text| text.len() + 1);
+        let Some(left) = room.checked_sub(size) else {
+            found.more = true;
+            break;
+        };
+        room = left;
+        found.functions.push(one);
+    }
+    found
 }
 
 /// As many counters as fit a line.

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use api::channel::{
-    Answer, Connection, Connections, Ends, Flow, Hello, Hop, HopCount, Interface, Interfaces,
-    LINE_MAX, Lease, Limits, Method, NextHop, NextHops, Outcome, PlacedInterface as Where, Policy,
-    Refusal, Renew, Request, Routes, Selector, SourceCheck, Status, To, Transport, Via, Withdraw,
+    Answer, ChannelFunction, Connection, Connections, Ends, Flow, Functions, Hello, Hop, HopCount,
+    Interface, Interfaces, LINE_MAX, Lease, Limits, ListFunctions, Method, NextHop, NextHops,
+    Outcome, PlacedInterface as Where, Policy, Refusal, Renew, Request, Routes, Selector,
+    SourceCheck, Status, To, Transport, Via, Withdraw,
 };
-use api::{Mac, Name};
+use api::{Function, Mac, Name};
 use proptest::prelude::*;
 
 use super::*;
@@ -35,6 +36,11 @@ impl World for Ports {
         vec![port(0), port(1)]
     }
 
+    fn functions(&self) -> Vec<ChannelFunction> {
+        let pfs = [("a", 255), ("b", 2)].into_iter();
+        pfs.flat_map(|(pf, vfs)| functions(pf, vfs)).collect()
+    }
+
     fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
         let all = [(mac(2), 0), (mac(2), 1), (mac(3), 1)];
         all.into_iter().filter(|(mac, _)| wanted.contains(mac)).collect()
@@ -47,6 +53,28 @@ impl World for Ports {
     fn connection_count(&self, _: &Flow) -> HopCount {
         HopCount::default()
     }
+}
+
+/// A PF and its VFs, with names and counters as long as they may be.
+fn functions(pf: &str, vfs: u16) -> impl Iterator<Item = ChannelFunction> {
+    let pf: Name = pf.repeat(58).parse().unwrap();
+    let most = HopCount { packets: u64::MAX, bytes: u64::MAX };
+    [None].into_iter().chain((0..vfs).map(Some)).map(move |vf| ChannelFunction {
+        function: Function { pf: pf.clone(), vf },
+        network: "n".repeat(63).parse().unwrap(),
+        mac: Mac([
+            2,
+            pf.as_str().as_bytes()[0],
+            0,
+            0,
+            1 + u8::from(vf.is_none()),
+            vf.unwrap_or(0) as u8,
+        ]),
+        carrier: false,
+        sent: most,
+        received: most,
+        dropped: u64::MAX,
+    })
 }
 
 fn name(n: u8) -> Name {
@@ -569,6 +597,9 @@ fn counters_come_in_lines() {
         fn ports(&self) -> Vec<Port<u8>> {
             Vec::new()
         }
+        fn functions(&self) -> Vec<ChannelFunction> {
+            Vec::new()
+        }
         fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
             Vec::new()
         }
@@ -611,6 +642,9 @@ fn connections_are_counted_in_lines() {
     impl World for Busy {
         type Port = u8;
         fn ports(&self) -> Vec<Port<u8>> {
+            Vec::new()
+        }
+        fn functions(&self) -> Vec<ChannelFunction> {
             Vec::new()
         }
         fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
@@ -668,6 +702,48 @@ fn connections_are_counted_in_lines() {
     }
     assert!(lines > 1);
     assert_eq!(seen, (0..2000).step_by(2).collect::<Vec<u16>>());
+}
+
+#[test]
+fn functions_come_in_lines() {
+    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let list = |session: &mut Session<u8>, list: &ListFunctions| {
+        let line = Request::line(1, list).unwrap();
+        let step = session.line(line.trim_ascii(), now, &ports);
+        assert!(step.answer.len() <= LINE_MAX && step.actions.is_empty());
+        step.answer
+    };
+    let first = list(&mut session, &ListFunctions::default());
+    assert_eq!(refused(&first, 1), Some(Refusal::NoSession));
+    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None };
+    granted(&mut session, &hello, now, &ports);
+    let everything = ports.functions();
+    let of_b = everything[256].clone();
+    assert_eq!((of_b.function.pf.as_str().len(), of_b.function.vf), (58, None));
+    let none = ListFunctions { pf: Some(Mac([2, 9, 9, 9, 9, 9])), after: None };
+    // A VF's address is no PF's.
+    let vf = ListFunctions { pf: Some(everything[1].mac), after: None };
+    for (pf, expected) in [
+        (None, &everything[..]),
+        (Some(of_b.mac), &everything[256..]),
+        (none.pf, &[]),
+        (vf.pf, &[]),
+    ] {
+        let (mut seen, mut after, mut lines) = (Vec::new(), None, 0);
+        loop {
+            let answer = list(&mut session, &ListFunctions { pf, after });
+            let answer: Answer<Functions> = serde_json::from_slice(&answer).unwrap();
+            let Outcome::Result(found) = answer.outcome else { panic!("refused") };
+            after = found.functions.last().map(|one| one.function.clone());
+            seen.extend(found.functions);
+            lines += 1;
+            if !found.more {
+                break;
+            }
+        }
+        assert_eq!(seen, expected);
+        assert!(lines > 1 || expected.len() < 10);
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use api::Mac;
-use api::channel::{Ends, Flow, HopCount, LINE_MAX, Limits, Selector};
+use api::channel::{ChannelFunction, Ends, Flow, HopCount, LINE_MAX, Limits, Selector};
+use api::{Function, Mac};
 use channel::{Action, Line, Lines, Port, Session, Step, Target, World};
 
 use crate::bytes::Bytes;
@@ -80,6 +80,19 @@ impl World for Ports {
             handle: (self.open >> n & 1 == 1).then_some(n),
         };
         vec![port(0), port(1)]
+    }
+
+    fn functions(&self) -> Vec<ChannelFunction> {
+        let function = |vf: u16| ChannelFunction {
+            function: Function { pf: "pf".parse().expect("a name"), vf: vf.checked_sub(1) },
+            network: "lan".parse().expect("a name"),
+            mac: Mac([2, 0, 0, 0, 1, vf as u8]),
+            carrier: vf & 1 == 1,
+            sent: HopCount { packets: u64::MAX, bytes: u64::MAX },
+            received: HopCount::default(),
+            dropped: 0,
+        };
+        (0..256).map(function).collect()
     }
 
     fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {

@@ -15,7 +15,7 @@ mod connection;
 
 use crate::plane::{Gone, Plane, PlaneError, PlaneRouter, PortHandle};
 use api::Name;
-use api::channel::{Flow, HopCount, Limits};
+use api::channel::{ChannelFunction, Flow, HopCount, Limits};
 use channel::{Budget, Lines, Session, Step, World};
 use connection::Connection;
 use parking_lot::{Mutex, MutexGuard};
@@ -33,6 +33,8 @@ use vhost_session::socket::{Listener, SocketError, SocketFile};
 pub(super) trait Ports: Send + Sync + 'static {
     /// All of them, by name.
     fn ports(&self) -> Vec<channel::Port<PortHandle>>;
+    /// Its virtual functions, in order.
+    fn functions(&self) -> Vec<ChannelFunction>;
     /// Which of these addresses were seen behind which of them.
     fn learned(&self, wanted: &BTreeSet<api::Mac>) -> Vec<(api::Mac, PortHandle)>;
 }
@@ -186,6 +188,10 @@ impl World for View<'_> {
 
     fn ports(&self) -> Vec<channel::Port<PortHandle>> {
         self.ports.ports()
+    }
+
+    fn functions(&self) -> Vec<ChannelFunction> {
+        self.ports.functions()
     }
 
     fn learned(&self, wanted: &BTreeSet<api::Mac>) -> Vec<(api::Mac, PortHandle)> {

@@ -3,10 +3,10 @@
 use super::{Failure, Port, RETRY, Registry, Tables, Vm, host, not_found};
 use crate::daemon::channel::{Channel, Ports, Router};
 use crate::plane::{Plane, PortHandle};
-use api::channel::{Flow, Limits, Refusal, Selector, To};
+use api::channel::{ChannelFunction, Flow, HopCount, Limits, Refusal, Selector, To};
 use api::{
-    Error, ErrorCode, Mac, Name, Origin, PortKind, RouterConnections, RouterDetail, RouterPrefixes,
-    VmConfig,
+    Error, ErrorCode, Mac, Name, Origin, PortKind, PortState, RouterConnections, RouterDetail,
+    RouterPrefixes, VmConfig,
 };
 use parking_lot::RwLock;
 use std::collections::BTreeSet;
@@ -49,6 +49,31 @@ impl Ports for VmPorts {
             handle: port.handle(),
         })
         .collect()
+    }
+
+    fn functions(&self) -> Vec<ChannelFunction> {
+        let tables = self.tables.read();
+        let functions = tables.ports.iter().filter_map(|(name, port)| {
+            let function = port.function.clone()?;
+            if port.config.vm.as_ref() != Some(&self.vm) {
+                return None;
+            }
+            let live = port.handle().and_then(|handle| self.plane.live(handle));
+            let count =
+                |traffic: &api::Traffic| HopCount { packets: traffic.frames, bytes: traffic.bytes };
+            Some(ChannelFunction {
+                function,
+                network: port.config.network.clone(),
+                mac: Mac::of_port(self.vm.as_str(), name.as_str()),
+                carrier: live.as_ref().is_some_and(|live| live.state == PortState::Running),
+                sent: live.as_ref().map(|live| count(&live.from_port)).unwrap_or_default(),
+                received: live.as_ref().map(|live| count(&live.to_port)).unwrap_or_default(),
+                dropped: live.iter().flat_map(|live| &live.drops).map(|(_, count)| count).sum(),
+            })
+        });
+        let mut functions: Vec<ChannelFunction> = functions.collect();
+        functions.sort_by(|a, b| a.function.cmp(&b.function));
+        functions
     }
 
     fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, PortHandle)> {

@@ -1,0 +1,53 @@
+//! What a guest may know of its virtual functions.
+
+use serde::{Deserialize, Serialize};
+
+use super::{HopCount, Method};
+use crate::{Function, Mac, Name};
+
+/// Asks for the functions of the VM, by the name of their PF, each PF before its VFs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListFunctions {
+    /// Only those of the PF with this address: that of the interface in the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pf: Option<Mac>,
+    /// Only those behind this one: to go on where an answer with [`Functions::more`] ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Function>,
+}
+
+/// Answer to [`ListFunctions`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Functions {
+    /// As many as fit a line.
+    pub functions: Vec<ChannelFunction>,
+    /// There are more: ask again, after the last one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
+}
+
+/// A function of the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelFunction {
+    /// Its PF, and which VF of it this is.
+    #[serde(flatten)]
+    pub function: Function,
+    /// The network it is in.
+    pub network: Name,
+    /// Its address, as QEMU was given it.
+    pub mac: Mac,
+    /// The guest enabled it and its driver is ready.
+    pub carrier: bool,
+    /// Frames that came from it.
+    pub sent: HopCount,
+    /// Frames that went to it.
+    pub received: HopCount,
+    /// Frames from it or to it that were not delivered, for whatever reason.
+    pub dropped: u64,
+}
+
+impl Method for ListFunctions {
+    const NAME: &'static str = "vf.list";
+    type Result = Functions;
+}
