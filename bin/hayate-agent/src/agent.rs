@@ -15,10 +15,11 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::channel::{Connection, End, Session};
+use crate::desk::{Desk, PassOn, Said};
 use crate::kernel::Kernel;
 use crate::plan::Plan;
 use crate::state::{Kind, State};
-use crate::status::{Connected, Listener, Report, ReportInterface};
+use crate::status::{Connected, Report, ReportInterface};
 
 /// The daemon has so long to answer that all is withdrawn.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ pub(crate) fn run(options: Options) -> io::Result<()> {
     for number in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(number, wake.try_clone()?)?;
     }
-    let listener = Listener::new(&options.status).map_err(|error| {
+    let mut desk = Desk::new(&options.status).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {error}", options.status.display()))
     })?;
     let mut state = State::default();
@@ -71,17 +72,23 @@ pub(crate) fn run(options: Options) -> io::Result<()> {
     loop {
         let now = Instant::now();
         let stopped = agent.step(now, until.is_some())?;
+        for (token, said) in agent.said() {
+            desk.answer(token, &said);
+        }
+        if !agent.is_connected() {
+            desk.nobody_answers();
+        }
         if stopped || until.is_some_and(|until| now >= until) {
             return Ok(());
         }
-        let [signalled, asked] = agent.wait(&signal, &listener, until)?;
+        let signalled = agent.wait(&signal, &desk, until)?;
         if signalled {
             // One byte for each signal.
             let _ = signal.read(&mut [0; 64])?;
             until.get_or_insert(Instant::now() + FAREWELL);
         }
-        if asked {
-            listener.serve(|| agent.report());
+        for question in desk.serve(Instant::now(), || agent.report()) {
+            agent.pass_on(question);
         }
     }
 }
@@ -137,22 +144,32 @@ impl Agent {
         }
     }
 
-    /// Waits until there is something to do; returns whether a signal came, and somebody who asks.
-    fn wait(
-        &self,
-        signal: &UnixStream,
-        listener: &Listener,
-        until: Option<Instant>,
-    ) -> io::Result<[bool; 2]> {
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(signal.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN),
-        ];
+    /// Whether a daemon has answered.
+    fn is_connected(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.peer().is_some())
+    }
+
+    /// A question of somebody else's; without a daemon nobody answers it.
+    fn pass_on(&mut self, question: PassOn) {
+        if let Some(session) = self.session.as_mut().filter(|session| session.peer().is_some()) {
+            session.pass_on(question);
+        }
+    }
+
+    fn said(&mut self) -> Vec<(u64, Said)> {
+        self.session.as_mut().map(Session::said).unwrap_or_default()
+    }
+
+    /// Waits until there is something to do; returns whether a signal came.
+    fn wait(&self, signal: &UnixStream, desk: &Desk, until: Option<Instant>) -> io::Result<bool> {
+        let mut fds = vec![PollFd::from_borrowed_fd(signal.as_fd(), PollFlags::IN)];
+        fds.extend(desk.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         fds.extend(self.kernel.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let channel = self.connection.poll().filter(|_| self.session.is_some());
         fds.extend(channel.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let session = self.session.as_ref().and_then(|session| session.deadline(&self.state));
-        let deadlines = [Some(self.kernel.deadline()), self.connection.deadline(), session, until];
+        let connection = self.connection.deadline();
+        let deadlines = [Some(self.kernel.deadline()), connection, session, until, desk.deadline()];
         let deadline = deadlines.into_iter().flatten().min();
         let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -160,8 +177,7 @@ impl Agent {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
-        Ok([ready(fds.first()), ready(fds.get(1))])
+        Ok(fds.first().is_some_and(|fd| !fd.revents().is_empty()))
     }
 
     fn report(&self) -> Report {

@@ -9,7 +9,7 @@ use api::channel::LEASE_MS;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::{agent, status};
+use crate::{agent, desk, status, vf};
 
 const STATUS_SOCKET: &str = "/run/hayate-agent.sock";
 
@@ -23,6 +23,10 @@ In a network namespace of the host that routes, each agent with a status socket 
 
 See what is delegated, and why not more:
   hayate-agent status
+
+See the virtual functions of this VM, or of the PF eth0:
+  hayate-agent vf show
+  hayate-agent vf show eth0 --json
 
 Exit status:
   0  done
@@ -91,6 +95,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Virtual functions of this VM, as the host has them
+    #[command(subcommand)]
+    Vf(Vf),
     /// Print the version
     Version,
     /// Print a completion script for a shell
@@ -102,6 +109,20 @@ enum Command {
     Man {
         /// The directory; it is made if need be
         directory: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Vf {
+    /// Show functions: number, address, whether the host sees a carrier, counters
+    Show {
+        /// The PF, by the name of its interface in this VM [default: all PFs]
+        pf: Option<String>,
+        #[command(flatten)]
+        socket: Socket,
+        /// Print JSON, for programs
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -123,7 +144,7 @@ struct Run {
 
 #[derive(Debug, Args)]
 struct Socket {
-    /// Where the agent tells its status. Several agents run side by side, each with its own
+    /// Where the agent is asked. Several agents run side by side, each with its own
     #[arg(long = "status-socket", value_name = "PATH", default_value = STATUS_SOCKET)]
     path: PathBuf,
 }
@@ -153,7 +174,7 @@ fn run(command: Command) -> Result<(), (u8, String)> {
             agent::run(options).map_err(|error| (1, error.to_string()))
         }
         Command::Status { socket, json } => {
-            let report = status::fetch(&socket.path).map_err(|error| {
+            let report = desk::report(&socket.path).map_err(|error| {
                 (3, format!("no agent answers at {}: {error}", socket.path.display()))
             })?;
             if json {
@@ -161,6 +182,15 @@ fn run(command: Command) -> Result<(), (u8, String)> {
                 print(&json.map_err(|error| (1, error.to_string()))?)
             } else {
                 print(&status::text(&report))
+            }
+        }
+        Command::Vf(Vf::Show { pf, socket, json }) => {
+            let functions = vf::list(&socket.path, pf.as_deref())?;
+            if json {
+                let json = serde_json::to_string_pretty(&functions);
+                print(&json.map_err(|error| (1, error.to_string()))?)
+            } else {
+                print(&vf::text(&functions))
             }
         }
         Command::Version => print(concat!("hayate-agent ", env!("CARGO_PKG_VERSION"))),

@@ -8,10 +8,12 @@
 mod agent;
 mod channel;
 mod cli;
+mod desk;
 mod kernel;
 mod plan;
 mod state;
 mod status;
+mod vf;
 
 fn main() -> std::process::ExitCode {
     cli::main()

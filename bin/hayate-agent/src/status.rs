@@ -1,19 +1,10 @@
-//! What the agent shows of itself: a Unix socket on which whoever connects reads a report.
+//! What the agent shows of itself.
 
 use std::fmt::Write as _;
-use std::io::{self, Read, Write as _};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use api::channel::{HopCount, Policy, Refusal};
 use api::{Mac, Name};
 use serde::{Deserialize, Serialize};
-
-/// A report that comes from elsewhere is not longer, bytes.
-const REPORT_MAX: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the agent does.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,63 +52,6 @@ pub(crate) struct ReportInterface {
     pub(crate) refused: Option<Refusal>,
     /// Why it is not delegated.
     pub(crate) why: Option<String>,
-}
-
-/// The socket, which goes with this value.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Listener {
-    /// Listens; what is left of an agent that died is removed.
-    pub(crate) fn new(path: &Path) -> io::Result<Self> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another agent listens there"));
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        listener.set_nonblocking(true)?;
-        Ok(Self { listener, path: path.to_owned() })
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
-
-    /// Tells everybody who waits.
-    pub(crate) fn serve(&self, report: impl Fn() -> Report) {
-        while let Ok((mut stream, _)) = self.listener.accept() {
-            // It fits into the socket's buffer; whoever has a smaller one gets less.
-            let told = stream
-                .set_nonblocking(true)
-                .and_then(|()| Ok(serde_json::to_vec(&report())?))
-                .and_then(|json| stream.write_all(&json));
-            if let Err(error) = told {
-                tracing::debug!("status: {error}");
-            }
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // If somebody else removed it, all the better.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// The report of the agent that listens there.
-pub(crate) fn fetch(path: &Path) -> io::Result<Report> {
-    let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut json = Vec::new();
-    stream.take(REPORT_MAX).read_to_end(&mut json)?;
-    Ok(serde_json::from_slice(&json)?)
 }
 
 /// The report for people.

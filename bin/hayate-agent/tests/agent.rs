@@ -13,12 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use api::Mac;
 use api::channel::{
-    Answer, ConnectionCounters, Connections, Counted, CountedConnections, Counters, Done, Failed,
-    Hello, Hop, Interfaces, LINE_MAX, Lease, Limits, Method, NextHops, Outcome, PROTOCOL, Policy,
-    Refusal, Renew, Request, Routes, Status, To, Version, Welcome, Withdraw,
+    Answer, ChannelFunction, ConnectionCounters, Connections, Counted, CountedConnections,
+    Counters, Done, Failed, Functions, Hello, Hop, HopCount, Interfaces, LINE_MAX, Lease, Limits,
+    ListFunctions, Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request, Routes,
+    Status, To, Version, Welcome, Withdraw,
 };
+use api::{Function, Mac};
 use serde_json::Value;
 
 #[path = "common/model.rs"]
@@ -234,12 +235,35 @@ fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> 
             value(Lease { lease_ms: 3000, lost, placed })
         }
         Counters::NAME => value(tables.counted.clone()),
+        // Two at a time.
+        ListFunctions::NAME => {
+            let ListFunctions { pf, after } = params(request)?;
+            if pf.is_some_and(|mac| mac != function(0).mac) {
+                return value(Functions::default());
+            }
+            let from = after.map_or(0, |last| last.vf.map_or(1, |vf| vf + 2));
+            let functions = (from..5).take(2).map(function).collect();
+            value(Functions { functions, more: from < 3 })
+        }
         Withdraw::NAME => {
             tables.model.withdraw();
             tables.withdrawals += 1;
             value(Done {})
         }
         _ => Err(Refusal::UnknownMethod),
+    }
+}
+
+/// A function of the VM: the PF, then four VFs.
+fn function(n: u16) -> ChannelFunction {
+    ChannelFunction {
+        function: Function { pf: "edge-pf0".parse().unwrap(), vf: n.checked_sub(1) },
+        network: "lan".parse().unwrap(),
+        mac: Mac([2, 0, 0, 0, 9, n as u8]),
+        carrier: n < 2,
+        sent: HopCount { packets: 3, bytes: 300 },
+        received: HopCount::default(),
+        dropped: 0,
     }
 }
 
@@ -701,6 +725,49 @@ fn neighbours_that_are_used_are_asked_for() {
         thread::sleep(Duration::from_millis(50));
     }
     assert!(shown().contains("PERMANENT"), "{}", shown());
+}
+
+#[test]
+fn functions_are_asked_of_the_daemon() {
+    let router = Netns::new();
+    let directory = tempfile::tempdir().unwrap();
+    let channel = directory.path().join("channel.sock");
+    router.ip("link add pf0 address 02:00:00:00:09:00 type veth peer name other");
+    let agent = Agent::new(&router, directory.path(), &channel);
+    let vf = |words: &[&str]| {
+        let output = Command::new("ip")
+            .args(["netns", "exec", &router.name, env!("CARGO_BIN_EXE_hayate-agent"), "vf", "show"])
+            .args(words)
+            .arg("--status-socket")
+            .arg(&agent.status)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    while !agent.status.exists() {
+        assert!(Instant::now() < end);
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (status, text) = vf(&[]);
+    assert_eq!(status, 1);
+    assert!(text.contains("not connected to a daemon"), "{text}");
+    let daemon = Daemon::new(&channel);
+    daemon.until("hello", |tables| tables.hellos > 0 && tables.status.is_some());
+    for words in [&["--json"][..], &["pf0", "--json"]] {
+        let (status, text) = vf(words);
+        assert_eq!(status, 0, "{text}");
+        let told: Vec<ChannelFunction> = serde_json::from_str(&text).unwrap();
+        assert_eq!(told, (0..5).map(function).collect::<Vec<_>>());
+    }
+    let (status, text) = vf(&["pf0"]);
+    assert_eq!((status, text.lines().count()), (0, 6));
+    assert!(text.lines().nth(1).unwrap().starts_with("edge-pf0  -   pf0 "), "{text}");
+    let (status, text) = vf(&["other"]);
+    assert_eq!(status, 1);
+    assert!(text.contains("other is no PF"), "{text}");
+    assert!(vf(&["none"]).1.contains("no interface"));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! or when the daemon says that all is lost; then everything is told anew. What the daemon refuses
 //! in a way that the plan did not foresee ends the session: what was told is withdrawn first.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,9 @@ use api::channel::{
     Method, Outcome, PROTOCOL, Placed, Refusal, Renew, Request, Welcome, Withdraw,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::desk::{PassOn, Said};
 use crate::plan::{Call, Plan};
 use crate::state::{Ifindex, State};
 
@@ -37,6 +38,8 @@ enum Asked {
     Renew,
     Counters,
     Connections,
+    /// Somebody else's question, by its number.
+    Other(u64),
     /// All is given up, and nothing comes after it.
     Last,
 }
@@ -86,6 +89,9 @@ pub(crate) struct Session {
     counted_connections: Instant,
     more_connections: Option<Flow>,
     stray: usize,
+    /// What others ask the daemon by us, and what it says to them.
+    questions: VecDeque<PassOn>,
+    said: Vec<(u64, Said)>,
     /// Nothing more is to be told; why, if it is a failure.
     ending: Option<End>,
 }
@@ -106,6 +112,8 @@ impl Session {
             counted_connections: now,
             more_connections: None,
             stray: 0,
+            questions: VecDeque::new(),
+            said: Vec::new(),
             ending: None,
         }
     }
@@ -113,6 +121,16 @@ impl Session {
     /// Whom we talk to, once the daemon has answered.
     pub(crate) fn peer(&self) -> Option<&Peer> {
         self.peer.as_ref()
+    }
+
+    /// Passes a question on, as soon as nothing else is being asked.
+    pub(crate) fn pass_on(&mut self, question: PassOn) {
+        self.questions.push_back(question);
+    }
+
+    /// Answers to what was passed on.
+    pub(crate) fn said(&mut self) -> Vec<(u64, Said)> {
+        std::mem::take(&mut self.said)
     }
 
     /// Everything is withdrawn next; the answer ends the session.
@@ -140,6 +158,9 @@ impl Session {
         };
         if self.ending.is_some() {
             return Some(self.ask(Asked::Last, &Withdraw {}, now));
+        }
+        if let Some(PassOn { token, method, params }) = self.questions.pop_front() {
+            return Some(self.ask_by_name(Asked::Other(token), &method, &params, now));
         }
         let renew = now >= self.renewed + peer.lease / 4;
         if self.more.is_some() || now >= self.counted + COUNT {
@@ -236,6 +257,7 @@ impl Session {
                 if lease.lost {
                     tracing::info!("the daemon has lost what was delegated; all is told again");
                     self.peer = None;
+                    self.questions.clear();
                 } else if let Some(placed) = lease.placed {
                     plan.placed(placed);
                 }
@@ -255,6 +277,7 @@ impl Session {
                     ..Used::default()
                 });
             }
+            Asked::Other(token) => self.said.push((token, Said::Result(result))),
             Asked::Last => {
                 return Err(self.ending.clone().unwrap_or(End::Stopped));
             }
@@ -266,18 +289,38 @@ impl Session {
         if matches!(failed.data, Refusal::Lost | Refusal::NoSession) && asked != Asked::Hello {
             tracing::info!("the daemon has lost what was delegated; all is told again");
             self.peer = None;
+            self.questions.clear();
             return match self.ending.clone() {
                 Some(end) => Err(end),
                 None => Ok(()),
             };
         }
         let why = format!("the daemon refused: {} ({})", failed.message, failed.data.name());
+        if let Asked::Other(token) = asked {
+            // That is between the two of them.
+            self.said.push((token, Said::Error(failed.message.clone())));
+            return Ok(());
+        }
         if matches!(asked, Asked::Hello | Asked::Last) {
             return Err(End::Failed(why));
         }
         tracing::warn!("{why}");
         self.ending.get_or_insert(End::Failed(why));
         Ok(())
+    }
+
+    fn ask_by_name(
+        &mut self,
+        asked: Asked,
+        method: &str,
+        params: &Value,
+        now: Instant,
+    ) -> Result<Vec<u8>, End> {
+        self.id += 1;
+        let line = json!({"jsonrpc": "2.0", "id": self.id, "method": method, "params": params});
+        // It may be refused, and then it does not renew the lease.
+        self.asked = Some((asked, now));
+        Ok(format!("{line}\n").into_bytes())
     }
 
     fn ask<M: Method>(&mut self, asked: Asked, params: &M, now: Instant) -> Result<Vec<u8>, End> {

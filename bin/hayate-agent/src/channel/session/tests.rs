@@ -126,6 +126,45 @@ fn a_refusal_withdraws_what_was_told() {
 }
 
 #[test]
+fn questions_of_others_are_asked_in_between() {
+    let mut talk = Talk::new();
+    talk.welcomed();
+    let ask = |talk: &mut Talk, token| {
+        let (method, params) = ("vf.list".to_owned(), json!({"pf": "02:00:00:00:00:01"}));
+        talk.session.pass_on(PassOn { token, method, params });
+    };
+    let (method, first) = talk.asks().unwrap();
+    assert_eq!(method, "router.status");
+    ask(&mut talk, 7);
+    ask(&mut talk, 8);
+    assert_eq!(talk.asks(), None, "an answer is awaited");
+    talk.answered(first, Done {}).unwrap();
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(method, "vf.list");
+    talk.answered(id, json!({"functions": []})).unwrap();
+    let (method, id) = talk.asks().unwrap();
+    assert_eq!(method, "vf.list");
+    // A refusal is for whoever asked, and no end.
+    talk.refused(id, Refusal::BadParams).unwrap();
+    let said = [(7, Said::Result(json!({"functions": []}))), (8, Said::Error("no".to_owned()))];
+    assert_eq!(talk.session.said(), said);
+    assert_eq!(talk.session.said(), []);
+    assert_eq!(talk.asks(), None);
+    // They do not renew the lease.
+    talk.now += Duration::from_millis(250);
+    ask(&mut talk, 9);
+    let (_, id) = talk.asks().unwrap();
+    talk.answered(id, json!({})).unwrap();
+    assert_eq!(talk.asks().unwrap().0, "router.renew");
+    // What is asked when all is lost is not asked of the next session.
+    ask(&mut talk, 10);
+    let lost = Lease { lease_ms: 1000, lost: true, placed: None };
+    talk.answered(id + 1, lost).unwrap();
+    talk.welcomed();
+    assert_eq!(talk.asks().unwrap().0, "router.status");
+}
+
+#[test]
 fn a_daemon_that_is_silent_is_overdue() {
     let mut talk = Talk::new();
     talk.asks().unwrap();
