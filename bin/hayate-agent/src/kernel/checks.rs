@@ -8,9 +8,9 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::netlink::{Socket, attributes, malformed, number, text};
 use super::uapi::*;
 use crate::state::{Family, Ifindex, Kind, Obstacle, Settings, State};
+use netlink::{Socket, attributes, malformed, number, text};
 
 /// Disciplines that only queue. `clsact` and `ingress` do nothing but hold filters.
 const PLAIN_QDISCS: [&str; 9] =

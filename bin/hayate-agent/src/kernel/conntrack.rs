@@ -24,9 +24,9 @@ use api::channel::{Flow, Transport};
 use rustix::net::netlink as protocol;
 
 use super::checks;
-use super::netlink::{Events, Message, Socket, attribute, attributes, be32, malformed};
 use super::uapi::*;
 use crate::state::{Family, State};
+use netlink::{Events, Message, Socket, attribute, attributes, be32, malformed};
 
 /// Counters of connections are read between so often.
 const INTERVAL: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];

@@ -12,7 +12,6 @@
 
 mod checks;
 mod conntrack;
-mod netlink;
 mod read;
 mod rules;
 mod uapi;

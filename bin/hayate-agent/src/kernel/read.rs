@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use api::Mac;
 use api::channel::Prefix;
 
-use super::netlink::{Message, attributes, malformed, number, short, text};
 use super::uapi::*;
 use crate::state::{
     Change, ChangeKind, Family, FamilyConf, Gateway, Ifindex, Kind, Link, Object, Target,
 };
+use netlink::{Message, attributes, malformed, number, short, text};
 
 /// A link, and what is in the way on it.
 pub(super) struct ReadLink {

@@ -3,12 +3,6 @@
 //! The crates have them for some families only, or as types of generated code.
 
 // netlink.h
-pub(super) const NLMSG_ERROR: u16 = 2;
-pub(super) const NLMSG_DONE: u16 = 3;
-pub(super) const NLM_F_REQUEST: u16 = 1;
-pub(super) const NLM_F_ACK: u16 = 4;
-pub(super) const NLM_F_DUMP: u16 = 0x300;
-pub(super) const NLM_F_DUMP_INTR: u16 = 0x10;
 pub(super) const NLM_F_REPLACE: u16 = 0x100;
 pub(super) const NLM_F_CREATE: u16 = 0x400;
 pub(super) const NLM_F_APPEND: u16 = 0x800;

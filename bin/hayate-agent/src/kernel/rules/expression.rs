@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::super::netlink::{attributes, be32, text};
 use super::super::uapi::*;
+use netlink::{attributes, be32, text};
 
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]

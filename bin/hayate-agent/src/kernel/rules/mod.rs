@@ -13,10 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::checks;
-use super::netlink::{Message, Socket, attribute, attributes, be32, malformed, text};
 use super::uapi::*;
 use crate::state::{Family, Filters, Obstacle, Stateful};
 use expression::{Data, Elements, Expression, Verdict};
+use netlink::{Message, Socket, attribute, attributes, be32, malformed, text};
 
 /// Rules that are looked at, for one chain and packet.
 const STEPS_MAX: usize = 1 << 20;

@@ -1,4 +1,12 @@
 //! Netlink sockets: requests with their answers, and events.
+//!
+//! **Purpose.** What a program that asks the kernel by netlink needs besides the numbers of the family it
+//! asks: framing, sequence numbers, dumps that are repeated when something changed underneath.
+//!
+//! **Owner and threads.** A socket belongs to one thread, and to the network namespace it was made in.
+//!
+//! **Failure.** What the kernel refuses is the error number it says; what cannot be read is
+//! [`malformed`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +23,13 @@ use rustix::net::{
     socket_with,
 };
 
-use super::uapi::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR};
+// netlink.h
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// What the kernel puts into one answer at most (`NLMSG_GOODSIZE` and what a dump asks for).
 const BUFFER: usize = 64 * 1024;
@@ -24,28 +38,31 @@ const EVENTS: usize = 16 << 20;
 /// The kernel answers at once; a socket that does not is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// So often a dump is repeated in which something changed.
-pub(super) const REPEATS: usize = 4;
+pub const REPEATS: usize = 4;
 const HEADER: usize = 16;
 
 /// A netlink socket and its buffer.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub struct Socket {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sequence: u32,
 }
 
 /// A message.
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
+#[derive(Debug)]
+pub struct Message<'a> {
+    /// `nlmsg_type`.
+    pub kind: u16,
+    /// `nlmsg_flags`.
+    pub flags: u16,
     /// Behind the netlink header.
-    pub(super) body: &'a [u8],
+    pub body: &'a [u8],
 }
 
 /// What came of reading events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Events {
+pub enum Events {
     /// All were read.
     Read,
     /// Some were lost: everything has to be read anew.
@@ -54,14 +71,20 @@ pub(super) enum Events {
 
 impl Socket {
     /// A socket for requests.
-    pub(super) fn requests(protocol: Option<Protocol>) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn requests(protocol: Option<Protocol>) -> io::Result<Self> {
         let socket = Self::open(protocol, SocketFlags::CLOEXEC, 0)?;
         set_socket_timeout(&socket.fd, Timeout::Recv, Some(PATIENCE))?;
         Ok(socket)
     }
 
-    /// A socket for the events of these groups.
-    pub(super) fn events(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
+    /// A socket for the events of these groups (bits), which never blocks.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn events(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
         let socket = Self::open(protocol, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, groups)?;
         // Without the right to exceed the limit, as much as it allows.
         set_socket_recv_buffer_size_force(&socket.fd, EVENTS)
@@ -75,15 +98,16 @@ impl Socket {
         Ok(Self { fd, buffer: vec![0; BUFFER], sequence: 0 })
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// What to wait on for events.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Asks for all of something; `take` gets each message.
+    /// Asks for all of something; `take` gets each message. Returns whether they are of one moment.
     ///
     /// # Errors
     /// What the kernel refuses, and what `take` does.
-    pub(super) fn dump(
+    pub fn dump(
         &mut self,
         kind: u16,
         body: &[u8],
@@ -94,7 +118,10 @@ impl Socket {
     }
 
     /// The same into a collection, repeated while the kernel says that it changed underneath.
-    pub(super) fn dump_into<T: Default>(
+    ///
+    /// # Errors
+    /// As [`Socket::dump`].
+    pub fn dump_into<T: Default>(
         &mut self,
         kind: u16,
         body: &[u8],
@@ -112,7 +139,10 @@ impl Socket {
     }
 
     /// Asks for one thing; `take` gets the answers before the acknowledgement.
-    pub(super) fn request(
+    ///
+    /// # Errors
+    /// As [`Socket::dump`].
+    pub fn request(
         &mut self,
         kind: u16,
         flags: u16,
@@ -171,7 +201,10 @@ impl Socket {
     }
 
     /// Reads all events there are.
-    pub(super) fn read(
+    ///
+    /// # Errors
+    /// When the socket is broken, and what `take` does.
+    pub fn read(
         &mut self,
         mut take: impl FnMut(&Message<'_>) -> io::Result<()>,
     ) -> io::Result<Events> {
@@ -210,10 +243,10 @@ fn messages(bytes: &[u8]) -> impl Iterator<Item = io::Result<(Message<'_>, u32)>
 }
 
 /// The attributes of a message behind its own header of `skip` bytes, or of a nested one (0).
-pub(super) fn attributes(
-    bytes: &[u8],
-    skip: usize,
-) -> impl Iterator<Item = io::Result<(u16, &[u8])>> {
+///
+/// # Errors
+/// [`malformed`], for one that reaches past the end.
+pub fn attributes(bytes: &[u8], skip: usize) -> impl Iterator<Item = io::Result<(u16, &[u8])>> {
     NlasIterator::new(bytes.get(skip..).unwrap_or_default()).map(|attribute| {
         let attribute = attribute.map_err(|_| malformed())?;
         let (kind, length) = (attribute.kind(), attribute.value_length());
@@ -223,28 +256,28 @@ pub(super) fn attributes(
 }
 
 /// A number of 32 bits of this machine, if there is one at that place.
-pub(super) fn number(bytes: &[u8], at: usize) -> Option<u32> {
+pub fn number(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// The same, of 16 bits.
-pub(super) fn short(bytes: &[u8], at: usize) -> Option<u16> {
+pub fn short(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
 /// A number of the network's order.
-pub(super) fn be32(bytes: &[u8]) -> Option<u32> {
+pub fn be32(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 /// A text, which ends with a zero byte.
-pub(super) fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
 /// An attribute of a request.
-pub(super) fn attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub fn attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
     request.extend((4 + value.len() as u16).to_ne_bytes());
     request.extend(kind.to_ne_bytes());
     request.extend(value);
@@ -252,6 +285,6 @@ pub(super) fn attribute(request: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// The kernel sent what is no message.
-pub(super) fn malformed() -> io::Error {
+pub fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the kernel's message cannot be read")
 }
