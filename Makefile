@@ -12,13 +12,13 @@ help: ## this list
 setup: ## install what demo and tests need (Debian packages; QEMU and a guest kernel into build/)
 	@testing/e2e/setup.sh
 
-build: ## daemon, command and agent: target/release/hayate, hayate-agent
-	$(CARGO) build --release -p hayate -p hayate-agent
+build: ## daemon, command, agent and CNI plugin: target/release/hayate, hayate-agent, hayate-cni
+	$(CARGO) build --release -p hayate -p hayate-agent -p hayate-cni
 
 AGENT_TARGET ?= x86_64-unknown-linux-gnu
 
-agent: ## the agent for guests, which needs nothing of theirs: target/AGENT_TARGET/release/hayate-agent
-	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p hayate-agent --target $(AGENT_TARGET)
+agent: ## agent and CNI plugin for guests, which need nothing of theirs: target/AGENT_TARGET/release/
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p hayate-agent -p hayate-cni --target $(AGENT_TARGET)
 
 demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them running
 	$(CARGO) run --release -q -p e2e --bin demo

@@ -37,7 +37,8 @@ sum() { cat "$@" | sha256sum | cut -c1-16; }
 packages=(dpdk dpdk-dev qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
           cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind
           libfabric-dev ibverbs-providers pkg-config
-          ceph-mon ceph-osd ceph-common librbd-dev librados-dev gfmd gfsd gfarm-client libgfarm-dev)
+          ceph-mon ceph-osd ceph-common librbd-dev librados-dev gfmd gfsd gfarm-client libgfarm-dev
+          containernetworking-plugins)
 missing=()
 for p in "${packages[@]}"; do
     [ -e "/var/lib/dpkg/info/$p.list" ] || [ -e "/var/lib/dpkg/info/$p:amd64.list" ] || missing+=("$p")

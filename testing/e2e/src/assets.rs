@@ -175,25 +175,30 @@ pub fn integration_test(name: &str) -> Result<PathBuf> {
 fn with_peer(base: &Path, build_dir: &Path) -> Result<PathBuf> {
     // The demo alone is built without it.
     let Ok(peer) = peer() else { return Ok(base.into()) };
-    let loader = "/lib64/ld-linux-x86-64.so.2";
-    let listed = run(loader, &["--list", &peer.to_string_lossy()])?;
     let mut archive = Vec::new();
     let dir = "opt/peer";
     cpio::entry(&mut archive, "opt", 0o755, None);
     cpio::entry(&mut archive, dir, 0o755, None);
     cpio::entry(&mut archive, &format!("{dir}/peer"), 0o755, Some(&fs::read(&peer)?));
-    cpio::entry(&mut archive, &format!("{dir}/ld.so"), 0o755, Some(&fs::read(loader)?));
-    for line in listed.lines() {
+    libraries(&mut archive, &peer.to_string_lossy(), dir)?;
+    let script = format!("#!/bin/sh\nexec /{dir}/ld.so --library-path /{dir} /{dir}/peer \"$@\"\n");
+    cpio::entry(&mut archive, "bin/peer", 0o755, Some(script.as_bytes()));
+    appended(base, archive, &build_dir.join("guest/initrd-peer.cpio"))
+}
+
+/// This machine's loader, as `ld.so`, and the libraries of a program.
+fn libraries(archive: &mut Vec<u8>, program: &str, dir: &str) -> Result<()> {
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    cpio::entry(archive, &format!("{dir}/ld.so"), 0o755, Some(&fs::read(loader)?));
+    for line in run(loader, &["--list", program])?.lines() {
         let Some(path) = line.split("=> ").nth(1).and_then(|p| p.split_whitespace().next()) else {
             continue;
         };
         let name = Path::new(path).file_name().context(|| format!("library {path}"))?;
         let name = format!("{dir}/{}", name.to_string_lossy());
-        cpio::entry(&mut archive, &name, 0o644, Some(&fs::read(path)?));
+        cpio::entry(archive, &name, 0o644, Some(&fs::read(path)?));
     }
-    let script = format!("#!/bin/sh\nexec /{dir}/ld.so --library-path /{dir} /{dir}/peer \"$@\"\n");
-    cpio::entry(&mut archive, "bin/peer", 0o755, Some(script.as_bytes()));
-    appended(base, archive, &build_dir.join("guest/initrd-peer.cpio"))
+    Ok(())
 }
 
 /// The initramfs with the agent as guests get it: linked so that it needs nothing of theirs. That is
@@ -202,23 +207,44 @@ fn with_peer(base: &Path, build_dir: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When it cannot be built.
 pub fn with_agent(assets: &Assets) -> Result<PathBuf> {
-    let agent = static_agent()?;
+    let agent = for_guests("hayate-agent", "HAYATE_AGENT_STATIC")?;
     let mut archive = Vec::new();
     cpio::entry(&mut archive, "bin/hayate-agent", 0o755, Some(&fs::read(agent)?));
     appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-agent.cpio"))
 }
 
-fn static_agent() -> Result<PathBuf> {
-    const VARIABLE: &str = "HAYATE_AGENT_STATIC";
-    if std::env::var_os(VARIABLE).is_some() {
-        return binary("hayate-agent", VARIABLE);
+/// The initramfs with the CNI plugin as guests get it (`$HAYATE_CNI_STATIC`, or what `make agent` builds), and this
+/// machine's `host-local`, in `/opt/cni/bin`.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn with_cni(assets: &Assets) -> Result<PathBuf> {
+    const HOST_LOCAL: &str = "/usr/lib/cni/host-local";
+    let plugin = for_guests("hayate-cni", "HAYATE_CNI_STATIC")?;
+    let mut archive = Vec::new();
+    for dir in ["opt", "opt/cni", "opt/cni/bin", "opt/cni/lib"] {
+        cpio::entry(&mut archive, dir, 0o755, None);
+    }
+    cpio::entry(&mut archive, "opt/cni/bin/hayate-cni", 0o755, Some(&fs::read(plugin)?));
+    cpio::entry(&mut archive, "opt/cni/lib/host-local", 0o755, Some(&fs::read(HOST_LOCAL)?));
+    libraries(&mut archive, HOST_LOCAL, "opt/cni/lib")?;
+    let script =
+        "#!/bin/sh\nexec /opt/cni/lib/ld.so --library-path /opt/cni/lib /opt/cni/lib/host-local\n";
+    cpio::entry(&mut archive, "opt/cni/bin/host-local", 0o755, Some(script.as_bytes()));
+    appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-cni.cpio"))
+}
+
+/// A program that needs nothing of a guest: what the variable names, or `make agent` builds.
+fn for_guests(name: &str, variable: &str) -> Result<PathBuf> {
+    if std::env::var_os(variable).is_some() {
+        return binary(name, variable);
     }
     let top = tree();
     let make = ["-s", "-C", &top.to_string_lossy(), "agent"];
     run_for(Duration::from_secs(1800), "make", &make)?;
     let dir =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top.join("target"), PathBuf::from);
-    Ok(dir.join("x86_64-unknown-linux-gnu/release/hayate-agent").canonicalize()?)
+    Ok(dir.join("x86_64-unknown-linux-gnu/release").join(name).canonicalize()?)
 }
 
 /// An archive with what is appended to it, as a file.
