@@ -137,7 +137,7 @@ impl Host {
                 let text = format!("PF {address}: none of its {} VFs is free", vfs.len());
                 let none = Error::new(Code::Later, text);
                 return Err(match failed {
-                    Some(failed) => Error { code: Code::Later, ..failed.during(none.details) },
+                    Some(failed) => Error::new(Code::Later, format!("{}: {failed}", none.details)),
                     None => none,
                 });
             }
