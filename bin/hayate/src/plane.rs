@@ -12,7 +12,9 @@ pub(crate) use flow::{Bypassed, Seen};
 pub(crate) use router::{Gone, PlaneRouter};
 
 use api::{Mac, PortState, Timestamp};
-use dataplane::{DropReason, Host, NetworkSpec, Options, PortSpec, TapSpec, VhostSpec, VlanMode};
+use dataplane::{
+    DropReason, Host, NetworkSpec, Options, Policy, PortSpec, Prefix, TapSpec, VhostSpec, VlanMode,
+};
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -141,6 +143,7 @@ impl Plane {
             network,
             vlan: vlan_mode(config),
             mac_limit: config.mac_limit.map(|limit| limit as usize),
+            policy: policy(name, config),
             mtu: config.mtu,
             worker: config.worker,
             kind: kind(config, socket, rings),
@@ -174,6 +177,16 @@ impl Plane {
             drops: status.drops.into_iter().map(|(reason, n)| (reason.name(), n)).collect(),
             queues: status.queues.iter().map(queue).collect(),
         })
+    }
+
+    /// Enforces on a port what its configuration says now.
+    pub(crate) async fn set_policy(
+        &self,
+        port: PortHandle,
+        name: &api::Name,
+        config: &api::PortConfig,
+    ) -> Result<(), PlaneError> {
+        Ok(self.host.set_policy(port, &policy(name, config)).await?)
     }
 
     /// Has a worker serve a port's queue, or all; `None`: whichever is best.
@@ -219,6 +232,25 @@ fn vlan_mode(config: &api::PortConfig) -> VlanMode {
         (Some(set), _) => VlanMode::Trunk { allowed: set.ids().collect(), native: config.native },
         (None, Some(vlan)) => VlanMode::Access(vlan),
         (None, None) => VlanMode::None,
+    }
+}
+
+fn policy(name: &api::Name, config: &api::PortConfig) -> Policy {
+    let api::PortPolicy { mac: _, spoofchk, addresses, trust, qos, max_tx_rate, link } =
+        &config.policy;
+    let prefix = |prefix: &api::channel::Prefix| Prefix::new(prefix.address(), prefix.length());
+    Policy {
+        mac: config.card(name).map(|mac| dataplane::Mac(mac.0)),
+        spoofchk: *spoofchk,
+        addresses: addresses.iter().filter_map(prefix).collect(),
+        trust: *trust,
+        qos: *qos,
+        max_tx_rate: *max_tx_rate,
+        link: match link {
+            api::LinkState::Auto => dataplane::LinkState::Auto,
+            api::LinkState::Enable => dataplane::LinkState::Enable,
+            api::LinkState::Disable => dataplane::LinkState::Disable,
+        },
     }
 }
 

@@ -22,6 +22,52 @@ fn networks_come_and_go() {
 }
 
 #[test]
+fn what_is_enforced_on_a_port_can_be_changed_and_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_in(&dir.path().join("run"), &[]);
+    daemon.ok("network add lan");
+    daemon.ok("vm add web");
+    let add = "port add a --network lan --kind vhost --vm web --vlan 5 --spoofchk on";
+    daemon.ok(add);
+    // What is not said stays.
+    daemon.ok("port set a --trust off --qos 3 --addresses 10.0.0.5/32,fd00::/64");
+    daemon.ok("port set a --mac 02:00:00:00:00:07 --max-tx-rate 100 --link enable");
+    let policy = |daemon: &Daemon| daemon.json("port show a --json")["config"]["policy"].clone();
+    let all = serde_json::json!({
+        "mac": "02:00:00:00:00:07", "spoofchk": true, "addresses": ["10.0.0.5/32", "fd00::/64"],
+        "trust": false, "qos": 3, "max_tx_rate": 100, "link": "enable",
+    });
+    assert_eq!(policy(&daemon), all);
+    let shown = daemon.ok("port show a");
+    for part in ["02:00:00:00:00:07", "10.0.0.5/32 fd00::/64", "100 Mbit/s", "enable"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(daemon.ok("vm qemu web --qemu-version 10.0").contains("mac=02:00:00:00:00:07"));
+    for (words, parts) in [
+        ("port set a --qos 8", &["--qos", "0 to 7"][..]),
+        ("port set a --max-tx-rate 0", &["--max-tx-rate", "1 to 1000000"]),
+        ("port set a --addresses 10.0.0.5", &["10.0.0.5", "is not a prefix"]),
+        ("port set a --mac 01:00:00:00:00:07", &["--mac", "not of a group"]),
+        ("port add b --network lan --kind vhost --trust off", &["--mac", "no VM"]),
+        ("port add b --network lan --kind vhost --qos 1", &["--qos", "vlan"]),
+    ] {
+        daemon.fails(words, 2, parts);
+    }
+    let (status, answer) = daemon.http("PUT", "/v1/ports/a/policy", r#"{"qos": 9}"#);
+    assert!(status == 400 && answer.contains("qos"), "{status} {answer}");
+    assert_eq!(daemon.http("PUT", "/v1/ports/none/policy", "{}").0, 404);
+    assert_eq!(policy(&daemon), all);
+    daemon.stop();
+    let daemon = Daemon::start_in(&dir.path().join("run"), &[]);
+    assert_eq!(policy(&daemon), all);
+    daemon.ok(
+        "port set a --mac off --addresses off --trust on --qos off --max-tx-rate off --link auto",
+    );
+    daemon.ok(add);
+    assert_eq!(policy(&daemon), serde_json::json!({ "spoofchk": true }));
+}
+
+#[test]
 fn a_vhost_port_has_its_socket() {
     let daemon = Daemon::start(&[]);
     daemon.ok("network add lan");

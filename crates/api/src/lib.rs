@@ -47,8 +47,8 @@ pub use mac::{BadMac, Mac};
 pub use name::{BadName, Name};
 pub use network::{FdbEntry, Network, NetworkConfig};
 pub use port::{
-    BadModeration, DEFAULT_QUEUES, MAX_QUEUES, Moderation, Offload, Origin, Port, PortConfig,
-    PortKind, PortState, PortStats, Queue, SocketMode, Traffic, Wrong,
+    BadModeration, DEFAULT_QUEUES, LinkState, MAX_QUEUES, Moderation, Offload, Origin, Port,
+    PortConfig, PortKind, PortPolicy, PortState, PortStats, Queue, SocketMode, Traffic, Wrong,
 };
 pub use router::{
     Bypass, Router, RouterConnection, RouterConnections, RouterDetail, RouterHop, RouterInterface,

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use dataplane::{
-    Host, Moderation, NetworkSpec, Options, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode,
+    Host, Moderation, NetworkSpec, Options, Policy, PortKind, PortSpec, SocketMode, VhostSpec,
+    VlanMode,
 };
 
 #[tokio::main(flavor = "current_thread")]
@@ -31,7 +32,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         let name = format!("port{number}");
         let (vlan, mac_limit, mtu, worker) = (VlanMode::None, None, None, None);
-        let spec = PortSpec { name, network, vlan, mac_limit, mtu, worker, kind };
+        let policy = Policy::default();
+        let spec = PortSpec { name, network, vlan, mac_limit, policy, mtu, worker, kind };
         ports.push(host.add_port(spec).await?);
     }
     tokio::signal::ctrl_c().await?;

@@ -80,6 +80,11 @@ impl<'a> Egress<'a> {
         Self { ports, open: ArrayVec::new(), workshop }
     }
 
+    /// Nanoseconds since the data plane started.
+    pub(crate) fn now(&self) -> u64 {
+        self.workshop.owed.now()
+    }
+
     /// Sends `frame` out by port `to`, or counts why not. A frame to a port that is gone counts
     /// at `sender`.
     #[inline]

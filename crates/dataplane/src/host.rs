@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pace::Profile;
 use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
-use switch::{DropReason, NetworkConfig, NetworkId, PortConfig, PortId, Switch};
+use switch::{DropReason, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode};
 use sys::numa::Topology;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -169,7 +169,10 @@ impl Host {
             mac_limit: spec.mac_limit,
         };
         let id = self.0.switch.add_port(config)?;
-        let made = self.make_port(id, &spec).await;
+        let made = match self.0.switch.set_policy(id, &spec.policy) {
+            Ok(()) => self.make_port(id, &spec).await,
+            Err(error) => Err(error.into()),
+        };
         if made.is_err() {
             let _ = self.0.switch.remove_port(id);
         }
@@ -211,6 +214,27 @@ impl Host {
             }
         }
         Ok(())
+    }
+
+    /// What is enforced on a port. Returns when it holds for every frame.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist, or the policy makes no sense.
+    pub async fn set_policy(&self, id: PortId, policy: &Policy) -> Result<(), HostError> {
+        self.0.switch.set_policy(id, policy)?;
+        self.settle().await
+    }
+
+    /// How a port treats VLAN tags; what was learned behind it is forgotten. Returns when it holds for
+    /// every frame.
+    ///
+    /// # Errors
+    ///
+    /// It does not exist, or a VLAN id is none.
+    pub async fn set_vlan(&self, id: PortId, vlan: VlanMode) -> Result<(), HostError> {
+        self.0.switch.set_vlan(id, vlan)?;
+        self.settle().await
     }
 
     /// Removes a port: its session ends, its interface disappears.

@@ -51,7 +51,8 @@ pub use status::{
 pub use store::StoreError;
 pub use store::accept::{Images, OpenImage, Peer, Serving, serve as serve_store};
 pub use switch::{
-    By, DropReason, HopCount, Mac, NetworkId, NextHop, NotBypassed, PortId, Prefix, Route,
-    RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step, Verdict, VlanMode,
+    By, DropReason, HopCount, LinkState, Mac, Meter, NetworkId, NextHop, NotBypassed, Policy,
+    PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step,
+    Verdict, VlanMode,
 };
 pub use vhost_session::socket::Listener;

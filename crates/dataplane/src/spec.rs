@@ -6,7 +6,7 @@ use std::time::Duration;
 use disk::qos::Rate;
 use pace::{Moderation, Profile};
 use serde::{Deserialize, Serialize};
-use switch::{NetworkId, VlanMode};
+use switch::{NetworkId, Policy, VlanMode};
 use sys::numa::Topology;
 
 use crate::disk::DiskImage;
@@ -58,6 +58,8 @@ pub struct PortSpec {
     pub vlan: VlanMode,
     /// Most MAC addresses learned on it; `None`: only the network's limit applies.
     pub mac_limit: Option<usize>,
+    /// What is enforced on it.
+    pub policy: Policy,
     /// Largest layer-3 packet in bytes that leaves through this port; `None`: no limit of its own.
     pub mtu: Option<u16>,
     /// The worker that serves it; `None`: each queue goes where there is room.

@@ -382,6 +382,7 @@ fn ports_are_placed_on_workers() {
         network: plane.network,
         vlan: VlanMode::None,
         mac_limit: None,
+        policy: dataplane::Policy::default(),
         mtu: None,
         worker: Some(2),
         kind: dataplane::PortKind::Vhost(dataplane::VhostSpec {

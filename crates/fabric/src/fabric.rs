@@ -44,14 +44,10 @@ impl Kind {
         }
     }
 
-    /// The providers of the library that are it, the best first. What is `tcp` from 1.18 on is called `net`
-    /// before, beside an older one that talks the same on the wire, and tells itself of each completion through
-    /// a socket: a quarter more time for a small request.
-    fn providers(self) -> &'static [&'static CStr] {
+    fn c_name(self) -> &'static CStr {
         match self {
-            Kind::Tcp if version() < Some((1, 18)) => &[c"net", c"tcp"],
-            Kind::Tcp => &[c"tcp"],
-            Kind::Verbs => &[c"verbs"],
+            Kind::Tcp => c"tcp",
+            Kind::Verbs => c"verbs",
         }
     }
 }
@@ -193,18 +189,13 @@ impl Info {
         }
         let node = local.and_then(|address| CString::new(address.to_string()).ok());
         let node = node.as_ref().map_or(std::ptr::null(), |node| node.as_ptr());
-        let mut got = -ffi::ENODATA;
-        for provider in kind.providers() {
-            let mut out = std::ptr::null_mut();
-            // SAFETY: both texts end with a zero, and live until the call returns.
-            got = unsafe {
-                ffi::shim_getinfo(provider.as_ptr(), node, i32::from(ipv6), &raw mut out)
-            };
-            if let (0.., Some(info)) = (got, Info::of(out)) {
-                return Ok(info);
-            }
-        }
-        Err(Error::of("fi_getinfo", if got < 0 { got } else { -ffi::ENODATA }))
+        let mut out = std::ptr::null_mut();
+        // SAFETY: both texts end with a zero, and live until the call returns.
+        let got = unsafe {
+            ffi::shim_getinfo(kind.c_name().as_ptr(), node, i32::from(ipv6), &raw mut out)
+        };
+        Error::check("fi_getinfo", got)?;
+        Info::of(out).ok_or_else(|| Error::of("fi_getinfo", ffi::ENODATA))
     }
 
     /// A copy of the first, with other addresses.

@@ -5,6 +5,10 @@ use crate::eth::{ETH_P_IP, ETH_P_IPV6, network_layer};
 
 /// Protocol number of TCP.
 pub const IPPROTO_TCP: u8 = 6;
+/// Protocol number of ICMP.
+pub const IPPROTO_ICMP: u8 = 1;
+/// Protocol number of ICMPv6.
+pub const IPPROTO_ICMPV6: u8 = 58;
 /// Protocol number of UDP.
 pub const IPPROTO_UDP: u8 = 17;
 /// Protocol number of SCTP.
@@ -45,6 +49,8 @@ pub struct Ip {
     pub protocol: u8,
     /// The packet is a fragment (the first one included).
     pub fragment: bool,
+    /// It is a fragment and not the first: no transport header stands at `l4`.
+    pub later: bool,
     /// The walk reached a transport header; otherwise `protocol` is an extension header the head
     /// ends in, or one too many.
     pub complete: bool,
@@ -81,6 +87,7 @@ impl Ip {
             protocol: header[9],
             // More-fragments flag or an offset; don't-fragment and the reserved bit do not count.
             fragment: u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0,
+            later: u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0,
             complete: true,
             routed: false,
             length: usize::from(u16::from_be_bytes([header[2], header[3]])),
@@ -99,6 +106,7 @@ impl Ip {
             l4: l3 + 40,
             protocol: header[6],
             fragment: false,
+            later: false,
             complete: false,
             routed: false,
             length: if payload == 0 { 0 } else { payload + 40 },
@@ -135,6 +143,7 @@ impl Ip {
             if be16(head, self.l4 + 2).is_none_or(|field| field & 0xfff8 != 0) {
                 self.protocol = next;
                 self.l4 += 8;
+                self.later = true;
                 return false;
             }
         }

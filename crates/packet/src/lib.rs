@@ -9,6 +9,7 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod claim;
 pub mod eth;
 pub mod flow;
 mod head;

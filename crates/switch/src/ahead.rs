@@ -57,7 +57,7 @@ impl Ahead {
             return;
         }
         let (dst, src, tag) = (key.dst(), key.src(), key.tag());
-        let Some(class) = port.vlan.classify(&Eth { dst, src, tag, ethertype: 0 }) else { return };
+        let Some(class) = port.classify(&Eth { dst, src, tag, ethertype: 0 }) else { return };
         let table = held.table(&port.fdb);
         let source = table.place(fdb::key(class.fid, src));
         let destination = table.place(fdb::key(class.fid, dst));

@@ -309,6 +309,8 @@ impl Packed {
     const DROP: u16 = 3;
     /// With one of the first three: to a router.
     const ROUTER: u16 = 4;
+    /// Push with a priority, which is in the upper bits of the port.
+    const PUSH_PRIORITY: u16 = 8;
 
     /// `None` for what a remembered frame never gets: a flood, or a priority tag rewritten.
     #[inline]
@@ -318,6 +320,11 @@ impl Packed {
             Verdict::Forward { port, edit: VlanEdit::Pop } => Some(Self(port.0, Self::POP << 12)),
             Verdict::Forward { port, edit: VlanEdit::Push(tci) } if tci.0 == tci.vid() => {
                 Some(Self(port.0, Self::PUSH << 12 | tci.vid()))
+            }
+            Verdict::Forward { port, edit: VlanEdit::Push(tci) } => {
+                let priority = tci.0 & 0xf000;
+                (port.0 & 0xf000 == 0)
+                    .then_some(Self(port.0 | priority, Self::PUSH_PRIORITY << 12 | tci.vid()))
             }
             Verdict::Drop(reason) => Some(Self(reason as u16, Self::DROP << 12)),
             Verdict::Router { port, edit } => {
@@ -335,6 +342,7 @@ impl Packed {
             Self::KEEP => VlanEdit::Keep,
             Self::PUSH => VlanEdit::Push(Tci(self.1 & 0xfff)),
             Self::POP => VlanEdit::Pop,
+            Self::PUSH_PRIORITY => return self.unpack_priority(),
             _ => {
                 let reason = DropReason::ALL.get(usize::from(self.0));
                 return Verdict::Drop(*reason.unwrap_or(&DropReason::Internal));
@@ -342,6 +350,17 @@ impl Packed {
         };
         let port = PortId(self.0);
         if kind & Self::ROUTER == 0 {
+            Verdict::Forward { port, edit }
+        } else {
+            Verdict::Router { port, edit }
+        }
+    }
+
+    #[cold]
+    fn unpack_priority(self) -> Verdict {
+        let edit = VlanEdit::Push(Tci(self.0 & 0xf000 | self.1 & 0xfff));
+        let port = PortId(self.0 & 0xfff);
+        if self.1 >> 12 & Self::ROUTER == 0 {
             Verdict::Forward { port, edit }
         } else {
             Verdict::Router { port, edit }

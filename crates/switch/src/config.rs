@@ -17,7 +17,7 @@ use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, 
 use crate::router::{Router, RouterId};
 use crate::table::Table;
 use crate::vlan::{Class, Egress, VID_MAX, VlanMode};
-use crate::{DropReason, Flood, NetworkId, PortId, Verdict};
+use crate::{DropReason, Flood, Guard, LinkState, NetworkId, Policy, PortId, Verdict};
 pub use flood::{FloodMember, FloodMembers};
 
 /// A network's settings.
@@ -78,7 +78,15 @@ pub struct Snapshot {
 pub(crate) struct Port {
     pub(crate) network: NetworkId,
     pub(crate) up: bool,
+    /// Whoever is behind it is there.
+    running: bool,
+    link: LinkState,
     pub(crate) vlan: VlanMode,
+    /// Priority of frames from here if it is an access port, where it stands in a TCI.
+    qos: Option<u16>,
+    /// The only address that is learned behind it.
+    only: Option<Mac>,
+    pub(crate) guard: Option<Arc<Guard>>,
     mac_limit: Option<usize>,
     shared: Arc<PortShared>,
     pub(crate) fdb: Arc<Fdb>,
@@ -88,7 +96,40 @@ pub(crate) struct Port {
     pub(crate) router: Option<RouterId>,
 }
 
+/// What a change of a port means for what was learned behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// There is none.
+    Nothing,
+    /// It stays.
+    Keep,
+    /// It is forgotten.
+    Relearn,
+}
+
 impl Port {
+    /// Up or down, by what is known now; returns whether that is new.
+    fn set_up(&mut self) -> bool {
+        let up = match self.link {
+            LinkState::Auto => self.running,
+            LinkState::Enable => true,
+            LinkState::Disable => false,
+        };
+        std::mem::replace(&mut self.up, up) != up
+    }
+
+    /// Class of a frame that comes in here; `None`: not allowed.
+    #[inline]
+    pub(crate) fn classify(&self, eth: &Eth) -> Option<Class> {
+        Some(self.vlan.classify(eth)?.with_priority(self.priority()))
+    }
+
+    /// Priority that frames from here get, whatever the guest says; where it stands in a TCI.
+    #[inline]
+    pub(crate) fn priority(&self) -> Option<u16> {
+        self.qos.filter(|_| matches!(self.vlan, VlanMode::Access(_)))
+    }
+
     /// Notes the source of a frame from here, unless it is only asked about; `id` is this port's.
     /// With the table as it was before.
     #[inline]
@@ -103,6 +144,9 @@ impl Port {
         let table = held.table(&self.fdb);
         if only_asks {
             return (table, Observed::Known(now_ms));
+        }
+        if self.only.is_some_and(|only| only != Mac::from_u64(key)) {
+            return (table, Observed::Refused);
         }
         let most = self.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32);
         let source = Source { port: id, mac_limit: most, shared: &self.shared };
@@ -119,6 +163,8 @@ pub(crate) struct Network {
     narrow: Box<[(u16, PortId)]>,
     /// The other ports, ascending; up.
     wide: Box<[(PortId, VlanMode)]>,
+    /// Ports that get frames to their own address and to groups only, ascending.
+    picky: Box<[(PortId, Mac)]>,
 }
 
 /// A worker's way to the configuration: costs a comparison while that stays the same.
@@ -193,6 +239,7 @@ impl Switch {
             fdb: Arc::new(fdb),
             narrow: Box::default(),
             wide: Box::default(),
+            picky: Box::default(),
         };
         if let Some(place) = config.networks.get_mut(index) {
             *place = Some(Arc::new(network));
@@ -233,7 +280,12 @@ impl Switch {
         let port = Port {
             network: settings.network,
             up: false,
+            running: false,
+            link: LinkState::default(),
             vlan: settings.vlan,
+            qos: None,
+            only: None,
+            guard: None,
             mac_limit: settings.mac_limit,
             shared: Arc::default(),
             domain: fdb.domain(),
@@ -241,7 +293,7 @@ impl Switch {
             router: None,
         };
         let id = PortId(index as u16);
-        self.publish(config, id, Some(port));
+        self.publish(config, id, Some(port), Change::Relearn);
         Ok(id)
     }
 
@@ -252,18 +304,35 @@ impl Switch {
         let mut config = self.next_config();
         config.port(id).ok_or(SwitchError::NoSuchPort(id))?;
         config.disown_port(id);
-        self.publish(config, id, None);
+        self.publish(config, id, None, Change::Relearn);
         Ok(())
     }
 
-    /// Sets a port up, or down: then nothing is sent to it, frames from it are dropped
-    /// (`port-down`), and what was learned behind it is forgotten. A router's is bypassed again when
-    /// the router was confirmed ([`Switch::confirm_router`]).
-    pub fn set_link(&self, id: PortId, up: bool) -> Result<(), SwitchError> {
+    /// Says whether whoever is behind a port is there. If not, the port is down (as its
+    /// [`LinkState`] has it): nothing is sent to it, frames from it are dropped (`port-down`), and
+    /// what was learned behind it is forgotten. A router's is bypassed again when the router was
+    /// confirmed ([`Switch::confirm_router`]).
+    pub fn set_link(&self, id: PortId, running: bool) -> Result<(), SwitchError> {
         self.change_port(id, |port| {
-            let change = port.up != up;
-            port.up = up;
-            change
+            let before = std::mem::replace(&mut port.running, running);
+            match port.set_up() {
+                true => Change::Relearn,
+                false if before != running => Change::Keep,
+                false => Change::Nothing,
+            }
+        })
+    }
+
+    /// What is enforced on a port from now on. What was learned behind it is forgotten if it may not
+    /// be, or the port is up or down now; a meter starts anew.
+    pub fn set_policy(&self, id: PortId, policy: &Policy) -> Result<(), SwitchError> {
+        policy.check()?;
+        self.change_port(id, |port| {
+            let before = std::mem::replace(&mut port.only, policy.only());
+            port.link = policy.link;
+            port.qos = policy.qos.map(|qos| u16::from(qos) << 13);
+            port.guard = policy.guard().map(Arc::new);
+            if port.set_up() || before != port.only { Change::Relearn } else { Change::Keep }
         })
     }
 
@@ -271,18 +340,19 @@ impl Switch {
     pub fn set_vlan(&self, id: PortId, vlan: VlanMode) -> Result<(), SwitchError> {
         vlan.check().map_err(SwitchError::BadVlan)?;
         self.change_port(id, |port| {
-            let change = port.vlan != vlan;
+            if port.vlan == vlan {
+                return Change::Nothing;
+            }
             port.vlan = vlan;
-            change
+            Change::Relearn
         })
     }
 
     /// Another limit of addresses; what was learned behind the port is forgotten.
     pub fn set_mac_limit(&self, id: PortId, limit: Option<usize>) -> Result<(), SwitchError> {
         self.change_port(id, |port| {
-            let change = port.mac_limit != limit;
-            port.mac_limit = limit;
-            change
+            let before = std::mem::replace(&mut port.mac_limit, limit);
+            if before == limit { Change::Nothing } else { Change::Relearn }
         })
     }
 
@@ -357,24 +427,28 @@ impl Switch {
     fn change_port(
         &self,
         id: PortId,
-        change: impl FnOnce(&mut Port) -> bool,
+        change: impl FnOnce(&mut Port) -> Change,
     ) -> Result<(), SwitchError> {
         let _control = self.control.lock();
         let mut config = self.next_config();
         let mut port = config.port(id).cloned().ok_or(SwitchError::NoSuchPort(id))?;
-        if change(&mut port) {
-            if !port.up {
-                config.lose_port(id);
-            }
-            port.shared = Arc::default();
-            self.publish(config, id, Some(port));
+        let change = change(&mut port);
+        if change == Change::Nothing {
+            return Ok(());
         }
+        if !port.up || !port.running {
+            config.lose_port(id);
+        }
+        if change == Change::Relearn {
+            port.shared = Arc::default();
+        }
+        self.publish(config, id, Some(port), change);
         Ok(())
     }
 
     /// Puts a port into its place (or nothing) and the configuration into force: first workers can
     /// see it, then what the old one learned goes, then what they remember of it counts no more.
-    fn publish(&self, mut config: Snapshot, id: PortId, port: Option<Port>) {
+    fn publish(&self, mut config: Snapshot, id: PortId, port: Option<Port>, change: Change) {
         let Some(place) = config.ports.get_mut(id.index()) else { return };
         let shared = port.as_ref().map(|port| Arc::clone(&port.shared));
         let old = std::mem::replace(place, port);
@@ -382,7 +456,11 @@ impl Switch {
         config.rebuild(network, &fdb);
         let version = config.version;
         self.put_into_force(config);
-        fdb.configured(version, id, shared.as_ref());
+        if change == Change::Relearn {
+            fdb.configured(version, id, shared.as_ref());
+        } else {
+            fdb.reconfigured(version);
+        }
     }
 
     /// First step of every change of the configuration. What was worked out by the one before is not
@@ -453,9 +531,15 @@ impl Snapshot {
     fn rebuild(&mut self, id: NetworkId, fdb: &Arc<Fdb>) {
         let mut narrow = Vec::new();
         let mut wide = Vec::new();
+        let mut picky = Vec::new();
         let ports = self.ports.iter().enumerate();
         for (index, port) in ports.filter_map(|(index, port)| Some((index, port.as_ref()?))) {
             let number = PortId(index as u16);
+            if port.network == id
+                && let Some(only) = port.only
+            {
+                picky.push((number, only));
+            }
             match &port.vlan {
                 _ if port.network != id || !port.up => {}
                 VlanMode::Access(vid) => narrow.push((*vid, number)),
@@ -468,10 +552,18 @@ impl Snapshot {
             fdb: Arc::clone(fdb),
             narrow: narrow.into(),
             wide: wide.into(),
+            picky: picky.into(),
         };
         if let Some(place) = self.networks.get_mut(usize::from(id.0)) {
             *place = Some(Arc::new(network));
         }
+    }
+
+    /// What every frame from a port has to pass before it is looked up, if the port's owner
+    /// enforces anything of the sort ([`Switch::set_policy`]).
+    #[inline]
+    pub fn guard(&self, port: PortId) -> Option<&Guard> {
+        self.port(port)?.guard.as_deref()
     }
 
     /// The verdict on a frame, worked out in full; learns its source. What [`crate::Cache`] does
@@ -498,7 +590,7 @@ impl Snapshot {
         if eth.dst.is_reserved() {
             return drop(DropReason::ReservedMulticast);
         }
-        let Some(class) = port.vlan.classify(&eth) else {
+        let Some(class) = port.classify(&eth) else {
             return drop(DropReason::VlanNotAllowed);
         };
         let key = fdb::key(class.fid, eth.src);
@@ -520,7 +612,7 @@ impl Snapshot {
             let latest = self.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));
             return Decision { verdict, remember: remember.filter(|_| latest) };
         }
-        let flood = Flood { in_port, class };
+        let flood = Flood { in_port, dst: eth.dst, class };
         if self.flood(flood).next().is_none() {
             return drop(DropReason::NoDestination);
         }

@@ -3,7 +3,7 @@
 use packet::Mac;
 
 use crate::vlan::VID_MAX;
-use crate::{NetworkId, PortId, RouterId, Switch};
+use crate::{Meter, NetworkId, Policy, PortId, RouterId, Switch};
 
 /// A configuration that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,9 +27,21 @@ pub enum SwitchError {
     /// Not a VLAN id.
     #[error("{0} is not a VLAN id; use 1 to {VID_MAX}")]
     BadVlan(u16),
-    /// Group or zero address as a static entry.
+    /// Group or zero address as a static entry, or as a port's own.
     #[error("{0} is not the address of one station")]
     NotUnicast(Mac),
+    /// What is to be enforced hangs on the port's address.
+    #[error("spoofchk, and a port without trust, need the address of the port")]
+    NoAddress,
+    /// More than are looked through for every frame.
+    #[error("a port has at most {} prefixes of its own", Policy::ADDRESSES_MAX)]
+    TooManyAddresses,
+    /// Not a priority of a tag.
+    #[error("a priority is 0 to 7")]
+    BadPriority,
+    /// Not a rate.
+    #[error("a rate is 1 to {} Mbit/s", Meter::RATE_MAX)]
+    BadRate,
     /// The static entries of the network are used up.
     #[error("network {0} has too many static addresses")]
     TooManyStatic(NetworkId),

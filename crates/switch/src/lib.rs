@@ -8,8 +8,8 @@
 //!
 //! # Order of evaluation
 //!
-//! in-port is up -> header whole -> source address is one -> not a link-local protocol -> VLAN of
-//! the in-port -> learn the source -> destination known: forward, or drop if it is behind the
+//! ([`Guard`], the caller's: what the port's owner enforces) -> in-port is up -> header whole -> source address is one -> not a link-local protocol -> VLAN of
+//! the in-port -> learn the source, if the port may have it -> destination known: forward, or drop if it is behind the
 //! in-port -> otherwise flood the VLAN within the network.
 //!
 //! # Threads
@@ -64,6 +64,8 @@ mod error;
 mod fdb;
 mod lpm;
 mod memo;
+mod meter;
+mod policy;
 mod reason;
 mod router;
 mod table;
@@ -76,7 +78,9 @@ pub use config::{FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, S
 pub use error::SwitchError;
 pub use fdb::{FdbEntry, NetworkStats};
 pub use lpm::{Full, Lpm, Prefix};
+pub use meter::Meter;
 pub use packet::{Mac, Tci, VlanEdit};
+pub use policy::{Guard, LinkState, Policy};
 pub use reason::{DropReason, Drops};
 pub use router::{
     HopCount, NextHop, Route, RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck,
@@ -146,5 +150,6 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flood {
     in_port: PortId,
+    dst: Mac,
     class: vlan::Class,
 }

@@ -62,6 +62,12 @@ impl Prefix {
     pub fn bits(self) -> u8 {
         self.span.len
     }
+
+    /// Whether this is one of them.
+    #[must_use]
+    pub fn contains(self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.v4 && self.span.contains(bits(address))
+    }
 }
 
 impl fmt::Display for Prefix {

@@ -45,6 +45,12 @@ reasons! {
         "The source address is zero, multicast or broadcast.";
     ReservedMulticast, "reserved-multicast",
         "The destination is a link-local protocol address (01:80:c2:00:00:0x), which a bridge keeps.";
+    SpoofedMac, "spoofed-mac",
+        "The port may send from its own address only (spoofchk), and the frame names another as its sender's.";
+    SpoofedIp, "spoofed-ip",
+        "The port may send from certain IP addresses only, and the frame claims another, or hides whose it is.";
+    RateExceeded, "rate-exceeded",
+        "The port sent more than its max_tx_rate.";
     VlanNotAllowed, "vlan-not-allowed",
         "The frame's VLAN tag, or its absence, is not allowed on the port.";
     SamePort, "same-port",

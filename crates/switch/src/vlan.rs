@@ -38,10 +38,10 @@ pub enum VlanMode {
 }
 
 /// How a frame carries its VLAN.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    #[default]
-    Untagged,
+    /// And this priority, where it stands in a TCI, is that of the tag it gets.
+    Untagged(u16),
     /// A tag with VLAN id 0: a priority only.
     Priority(Tci),
     /// A tag with the FID as its VLAN id.
@@ -55,6 +55,26 @@ pub(crate) struct Class {
     pub(crate) form: Form,
     /// Behind the outermost tag is another one.
     pub(crate) stacked: bool,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        Self::Untagged(0)
+    }
+}
+
+impl Class {
+    /// The same from a port that gives its frames this priority.
+    #[inline]
+    pub(crate) fn with_priority(mut self, priority: Option<u16>) -> Self {
+        let Some(priority) = priority else { return self };
+        match &mut self.form {
+            Form::Untagged(given) => *given = priority,
+            Form::Priority(tci) => *tci = Tci(priority),
+            Form::Tagged => {}
+        }
+        self
+    }
 }
 
 /// What a port does with a frame of some class.
@@ -92,11 +112,14 @@ impl VlanMode {
                 return None;
             }
             let fid = self.untagged_fid()?;
-            return Some(Class { fid, form: Form::Untagged, stacked: false });
+            return Some(Class { fid, form: Form::Untagged(0), stacked: false });
         };
         match tci.vid() {
             0 if stacked && !transparent => None,
-            0 => Some(Class { fid: self.untagged_fid()?, form: Form::Priority(tci), stacked }),
+            0 => {
+                let fid = self.untagged_fid()?;
+                Some(Class { fid, form: Form::Priority(tci), stacked })
+            }
             vid if vid <= VID_MAX && self.takes_tagged(vid) => {
                 Some(Class { fid: vid, form: Form::Tagged, stacked })
             }
@@ -139,7 +162,7 @@ impl VlanMode {
 #[inline]
 pub(crate) fn untagged(class: Class) -> Egress {
     match class.form {
-        Form::Untagged => Egress::Edit(VlanEdit::Keep),
+        Form::Untagged(_) => Egress::Edit(VlanEdit::Keep),
         _ if class.stacked => Egress::Uncovers,
         Form::Priority(_) | Form::Tagged => Egress::Edit(VlanEdit::Pop),
     }
@@ -148,7 +171,7 @@ pub(crate) fn untagged(class: Class) -> Egress {
 #[inline]
 fn tagged(class: Class) -> Egress {
     Egress::Edit(match class.form {
-        Form::Untagged => VlanEdit::Push(Tci(class.fid)),
+        Form::Untagged(priority) => VlanEdit::Push(Tci(class.fid | priority)),
         Form::Priority(tci) => VlanEdit::Set(tci.with_vid(class.fid)),
         Form::Tagged => VlanEdit::Keep,
     })

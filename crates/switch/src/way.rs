@@ -77,6 +77,9 @@ pub enum NotBypassed {
     /// Out by where it came in.
     #[error("it would send the packet back by the interface it came by, and may tell the sender")]
     Redirect,
+    /// What is enforced on the port it would leave by.
+    #[error("what is enforced on the port it would send by has to be looked at in each frame")]
+    Guarded,
     /// What its frame would meet.
     #[error("its frame would not be forwarded: {}", .0.help())]
     Dropped(DropReason),
@@ -355,8 +358,12 @@ impl Snapshot {
             return Err(NotBypassed::Lost);
         }
         let (dst, src) = (hop.mac, interface.mac);
+        let checked = from.guard.as_ref().is_some_and(|guard| !guard.passes_all_from(src));
+        if checked || from.priority().is_some() {
+            return Err(NotBypassed::Guarded);
+        }
         let tag = interface.vlan.map(Tci);
-        let class = from.vlan.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP });
+        let class = from.classify(&Eth { dst, src, tag, ethertype: ETH_P_IP });
         let class = class.ok_or(NotBypassed::Dropped(DropReason::VlanNotAllowed))?;
         let key = fdb::key(class.fid, src);
         let (table, _) = from.observe(interface.port, held, key, now_ms);
@@ -383,6 +390,9 @@ impl Snapshot {
     ) -> Vec<Step> {
         // Nothing is noted, and so no time.
         let (held, now_ms) = (&mut Held::to_ask(), 0);
+        if let Some(Err(reason)) = self.guard(in_port).map(|guard| guard.check(head)) {
+            return vec![Step::Switched(in_port, Verdict::Drop(reason))];
+        }
         let verdict = self.decide(in_port, head, now_ms, held).verdict;
         let mut steps = vec![Step::Switched(in_port, verdict)];
         let Verdict::Router { port, edit } = verdict else { return steps };

@@ -11,7 +11,9 @@ use common::{Entry, Frame, Model, Network, Port, Tag, outcome};
 use packet::Mac;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use switch::{Cache, NetworkConfig, NetworkId, PortConfig, PortId, Switch, VlanMode};
+use switch::{
+    Cache, LinkState, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode,
+};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -28,6 +30,7 @@ enum Op {
     Unpin(usize, u64, Option<u16>),
     Remove(usize),
     Add(usize, VlanMode),
+    Policy(usize, Policy),
 }
 
 const PORTS: usize = 7;
@@ -84,7 +87,25 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..2, station(), vlan()).prop_map(|(n, mac, vlan)| Op::Unpin(n, mac, vlan)),
         1 => port().prop_map(Op::Remove),
         1 => (0usize..2, mode()).prop_map(|(network, mode)| Op::Add(network, mode)),
+        2 => (port(), policy()).prop_map(|(port, policy)| Op::Policy(port, policy)),
     ]
+}
+
+/// What is enforced by look-ups.
+fn policy() -> impl Strategy<Value = Policy> {
+    let link = prop_oneof![
+        4 => Just(LinkState::Auto),
+        1 => Just(LinkState::Enable),
+        1 => Just(LinkState::Disable),
+    ];
+    let station = prop::option::of(0x0200_0000_0001u64..=0x0200_0000_0005);
+    (link, station, prop::option::of(0u8..8)).prop_map(|(link, station, qos)| Policy {
+        mac: station.map(Mac::from_u64),
+        trust: station.is_none(),
+        qos,
+        link,
+        ..Policy::default()
+    })
 }
 
 /// The same without tags, with one mode for every port.
@@ -147,14 +168,27 @@ impl Bench {
         let network = self.networks[network];
         let settings = PortConfig { network, vlan: vlan.clone(), mac_limit: None };
         let id = self.both(|switch| switch.add_port(settings.clone())).unwrap();
-        self.model.ports.insert(id, Port { network, vlan, up: false, limit: None });
+        let port = Port {
+            network,
+            vlan,
+            up: false,
+            running: false,
+            link: LinkState::Auto,
+            limit: None,
+            only: None,
+            qos: None,
+        };
+        self.model.ports.insert(id, port);
         self.ports.push(id);
     }
 
     fn link(&mut self, index: usize, up: bool) {
         let id = self.ports[index];
         self.both(|switch| switch.set_link(id, up)).unwrap();
-        self.change(id, |port| std::mem::replace(&mut port.up, up) != up);
+        self.change(id, |port| {
+            port.running = up;
+            port.set_up()
+        });
     }
 
     fn change(&mut self, id: PortId, change: impl FnOnce(&mut Port) -> bool) {
@@ -208,6 +242,15 @@ impl Bench {
                 let id = port(index);
                 self.both(|switch| switch.set_vlan(id, vlan.clone())).unwrap();
                 self.change(id, |port| std::mem::replace(&mut port.vlan, vlan.clone()) != vlan);
+            }
+            Op::Policy(index, policy) => {
+                let id = port(index);
+                self.both(|switch| switch.set_policy(id, &policy)).unwrap();
+                self.change(id, |port| {
+                    let before = std::mem::replace(&mut port.only, policy.mac);
+                    (port.link, port.qos) = (policy.link, policy.qos);
+                    port.set_up() || before != policy.mac
+                });
             }
             Op::PortLimit(index, limit) => {
                 let id = port(index);

@@ -5,7 +5,11 @@ mod store;
 mod vf;
 
 use super::fail::EXIT_HELP;
-use api::{CpuList, MemorySize, Moderation, Name, Offload, PortKind, SocketMode, VlanSet};
+use api::channel::Prefix;
+use api::{
+    CpuList, LinkState, Mac, MemorySize, Moderation, Name, Offload, PortKind, PortPolicy,
+    SocketMode, VlanSet,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -218,6 +222,16 @@ pub(crate) enum PortCommand {
         /// Its name
         name: Name,
     },
+    /// Change what is enforced on a port; what is not said stays as it is
+    #[command(after_long_help = "\
+Examples:
+  Only its own address, no others behind it, and so much traffic:
+    hayate port set web0 --spoofchk on --trust off --max-tx-rate 1000
+  Only these IP addresses:
+    hayate port set web0 --addresses 10.0.0.5/32,2001:db8::5/128
+  No longer:
+    hayate port set web0 --addresses off --max-tx-rate off")]
+    Set(Box<PortSet>),
     /// List all ports with their state and counters
     List(Output),
     /// Show all of one port: features, queues, counters, drops by reason
@@ -243,7 +257,9 @@ Examples:
     hayate port add a --network lan --kind vhost --vlan 10
     hayate port add r --network lan --kind vhost --trunk 10,20-30 --native 5
   Jumbo frames:
-    hayate port add db0 --network lan --kind vhost --vm db --mtu 9000")]
+    hayate port add db0 --network lan --kind vhost --vm db --mtu 9000
+  As strict as with a VF of an SR-IOV card:
+    hayate port add vf0 --network lan --kind vhost --vm web --spoofchk on --trust off")]
 pub(crate) struct PortAdd {
     /// Its name: 1 to 63 letters, digits, '.', '_', '-'
     pub(crate) name: Name,
@@ -298,7 +314,86 @@ pub(crate) struct PortAdd {
     #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
     pub(crate) no_offload: Vec<Offload>,
     #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PortSet {
+    /// Its name
+    pub(crate) name: Name,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// What is enforced on a port.
+#[derive(Debug, Args)]
+pub(crate) struct PolicyArgs {
+    /// Address of its card, or off: that which `hayate vm qemu` prints [default: off]
+    #[arg(long, value_name = "MAC")]
+    pub(crate) mac: Option<OrOff<Mac>>,
+    /// Whether its frames must have its card's address as their source [default: off]
+    #[arg(long, value_parser = words([Switch::On, Switch::Off], Switch::as_str))]
+    pub(crate) spoofchk: Option<Switch>,
+    /// Prefixes its packets must be from, like 10.0.0.5/32, with commas between; or off [default: off]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) addresses: Option<Vec<OrOff<Prefix>>>,
+    /// Whether other addresses than its card's are learned behind it, and it gets frames to unknown
+    /// ones [default: on]
+    #[arg(long, value_parser = words([Switch::On, Switch::Off], Switch::as_str))]
+    pub(crate) trust: Option<Switch>,
+    /// Access port: priority of its frames' tags, 0 to 7, or off: the guest's [default: off]
+    #[arg(long, value_name = "N")]
+    pub(crate) qos: Option<OrOff<u8>>,
+    /// Mbit/s that come from it at most, or off [default: off]
+    #[arg(long, value_name = "MBIT")]
+    pub(crate) max_tx_rate: Option<OrOff<u32>>,
+    /// Its link: while its guest is there, always, or never [default: auto]
+    #[arg(long, value_parser = words(LINKS, LinkState::as_str))]
+    pub(crate) link: Option<LinkState>,
+}
+
+const LINKS: [LinkState; 3] = [LinkState::Auto, LinkState::Enable, LinkState::Disable];
+
+/// A value, or the word for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OrOff<T>(pub(crate) Option<T>);
+
+impl<T: std::str::FromStr> std::str::FromStr for OrOff<T> {
+    type Err = T::Err;
+
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        if text == "off" { Ok(Self(None)) } else { text.parse().map(|value| Self(Some(value))) }
+    }
+}
+
+impl PolicyArgs {
+    /// The policy with what was said in place of what was there.
+    pub(crate) fn over(self, mut policy: PortPolicy) -> PortPolicy {
+        if let Some(OrOff(mac)) = self.mac {
+            policy.mac = mac;
+        }
+        if let Some(to) = self.spoofchk {
+            policy.spoofchk = to == Switch::On;
+        }
+        if let Some(addresses) = self.addresses {
+            policy.addresses = addresses.into_iter().filter_map(|OrOff(prefix)| prefix).collect();
+        }
+        if let Some(to) = self.trust {
+            policy.trust = to == Switch::On;
+        }
+        if let Some(OrOff(qos)) = self.qos {
+            policy.qos = qos;
+        }
+        if let Some(OrOff(rate)) = self.max_tx_rate {
+            policy.max_tx_rate = rate;
+        }
+        policy.link = self.link.unwrap_or(policy.link);
+        policy
+    }
 }
 
 #[derive(Debug, Subcommand)]

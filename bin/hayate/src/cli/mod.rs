@@ -80,6 +80,7 @@ fn port_command(client: &Client, command: PortCommand) -> Result<(), Failure> {
     match command {
         PortCommand::Add(args) => port::add(client, *args),
         PortCommand::Del { name } => client.delete(&format!("/v1/ports/{name}")),
+        PortCommand::Set(args) => port::set(client, *args),
         PortCommand::List(output) => port::list(client, output),
         PortCommand::Show { name, output } => port::show(client, &name, output),
     }

@@ -1,12 +1,12 @@
 //! `hayate port`.
 
-use super::args::{Output, PortAdd};
+use super::args::{Output, PortAdd, PortSet};
 use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::plane::drop_help;
 use crate::render::{Table, facts, port_table, units};
-use api::{Name, Port, PortConfig, PortKind};
+use api::{LinkState, Name, Port, PortConfig, PortKind, PortPolicy, Wrong};
 
 pub(super) fn add(client: &Client, args: PortAdd) -> Result<(), Failure> {
     // The daemon may run in another directory.
@@ -29,11 +29,24 @@ pub(super) fn add(client: &Client, args: PortAdd) -> Result<(), Failure> {
         moderation: args.moderation,
         mac_limit: args.mac_limit,
         no_offload: args.no_offload,
+        policy: args.policy.over(PortPolicy::default()),
     };
-    config.check().map_err(|wrong| {
-        Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))
-    })?;
+    config.check().map_err(|wrong| usage(&wrong))?;
     let port: Port = client.put(&format!("/v1/ports/{}", args.name), &config)?;
+    if args.output.json { out::json(&port) } else { Ok(()) }
+}
+
+fn usage(wrong: &Wrong) -> Failure {
+    Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))
+}
+
+pub(super) fn set(client: &Client, args: PortSet) -> Result<(), Failure> {
+    let path = format!("/v1/ports/{}", args.name);
+    let port: Port = client.get(&path)?;
+    let policy = args.policy.over(port.config.policy.clone());
+    let config = PortConfig { policy, ..port.config };
+    config.check().map_err(|wrong| usage(&wrong))?;
+    let port: Port = client.put(&format!("{path}/policy"), &config.policy)?;
     if args.output.json { out::json(&port) } else { Ok(()) }
 }
 
@@ -100,8 +113,23 @@ fn summary(port: &Port) -> Vec<(&'static str, String)> {
             port.config.no_offload.iter().map(|offload| offload.as_str()).collect();
         lines.push(("not offered", names.join(" ")));
     }
+    lines.extend(policy(&port.config.policy));
     lines.push(("declared", units::origin(port.origin).to_owned()));
     lines
+}
+
+fn policy(policy: &PortPolicy) -> Vec<(&'static str, String)> {
+    let list: Vec<String> = policy.addresses.iter().map(ToString::to_string).collect();
+    let lines = [
+        ("card", policy.mac.map(|mac| mac.to_string())),
+        ("spoofchk", policy.spoofchk.then(|| "on".to_owned())),
+        ("addresses", (!list.is_empty()).then(|| list.join(" "))),
+        ("trust", (!policy.trust).then(|| "off".to_owned())),
+        ("qos", policy.qos.map(|qos| qos.to_string())),
+        ("at most", policy.max_tx_rate.map(|rate| format!("{rate} Mbit/s from the port"))),
+        ("link", (policy.link != LinkState::Auto).then(|| policy.link.as_str().to_owned())),
+    ];
+    lines.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
 fn traffic(port: &Port) -> String {

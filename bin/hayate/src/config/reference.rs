@@ -1,7 +1,7 @@
 //! `docs/config.md` from the types: names, ranges and explanations are those of the program.
 
 use super::{Config, EXAMPLE};
-use api::{DiskConfig, DiskLimits, NetworkConfig, PfConfig, PortConfig, VmConfig};
+use api::{DiskConfig, DiskLimits, NetworkConfig, PfConfig, PortConfig, PortPolicy, VmConfig};
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -39,6 +39,12 @@ pub(crate) fn reference() -> String {
         &mut text,
         "`[ports.NAME]`",
         "A port: where frames enter and leave a network.",
+        &["policy"],
+    );
+    section::<PortPolicy>(
+        &mut text,
+        "`[ports.NAME.policy]`",
+        "What is enforced on a port. By default nothing is.",
         &[],
     );
     section::<PfConfig>(

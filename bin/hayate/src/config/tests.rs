@@ -23,6 +23,7 @@ fn the_example_is_accepted_and_names_every_key() {
         schemars::schema_for!(VmConfig),
         schemars::schema_for!(PortConfig),
         schemars::schema_for!(PfConfig),
+        schemars::schema_for!(api::PortPolicy),
         schemars::schema_for!(DiskConfig),
         schemars::schema_for!(api::DiskLimits),
     ];

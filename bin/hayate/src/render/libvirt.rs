@@ -2,7 +2,7 @@
 
 use super::qemu::{NEWEST, disk_queues, pf_arguments, queue_pairs};
 use api::channel::PORT_NAME;
-use api::{Disk, Mac, Port, SocketMode, Vm};
+use api::{Disk, Port, SocketMode, Vm};
 use std::fmt::Write;
 
 /// The parts of a domain's XML that connect it to hayate; `ports` are the VM's.
@@ -71,7 +71,7 @@ fn virtual_functions(vm: &Vm, ports: &[Port], packed: bool) -> String {
 }
 
 fn interface(xml: &mut String, vm: &Vm, port: &Port, packed: bool) {
-    let mac = Mac::of_port(vm.name.as_str(), port.name.as_str());
+    let mac = super::card(vm, port);
     let socket = port.socket.as_deref().map(|path| path.display().to_string()).unwrap_or_default();
     let socket = escaped(&socket);
     // libvirt says who QEMU is, hayate who the daemon is.

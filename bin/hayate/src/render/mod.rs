@@ -8,3 +8,11 @@ mod tests;
 pub(crate) mod units;
 
 pub(crate) use table::{Table, facts, port_table};
+
+use api::{Mac, Port, Vm};
+
+/// Address of a VM's card.
+fn card(vm: &Vm, port: &Port) -> Mac {
+    let said = port.config.card(&port.name);
+    said.unwrap_or_else(|| Mac::of_port(vm.name.as_str(), port.name.as_str()))
+}

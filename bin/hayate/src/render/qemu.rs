@@ -4,7 +4,7 @@
 //! Only what connects the VM to hayate is said; machine, console and other disks are the user's.
 
 use api::channel::PORT_NAME;
-use api::{DEFAULT_QUEUES, Disk, Function, Mac, Name, Port, SocketMode, Vm};
+use api::{DEFAULT_QUEUES, Disk, Function, Name, Port, SocketMode, Vm};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -197,10 +197,7 @@ fn backend(vm: &Vm, port: &Port, version: Version) -> [Argument; 2] {
 /// The card that a guest sees of a port.
 fn card(vm: &Vm, port: &Port, packed: bool) -> String {
     let (name, pairs) = (&port.name, queue_pairs(vm, port));
-    let mut device = format!(
-        "virtio-net-pci,netdev=net-{name},mac={}",
-        Mac::of_port(vm.name.as_str(), name.as_str())
-    );
+    let mut device = format!("virtio-net-pci,netdev=net-{name},mac={}", super::card(vm, port));
     if pairs > 1 {
         // One vector for each queue, one for the configuration, one for the control queue.
         device.push_str(&format!(",mq=on,vectors={}", 2 * pairs + 2));

@@ -1,7 +1,7 @@
 //! What a port is made with.
 
-use super::{Moderation, Offload};
-use crate::{Name, SOCKET_PATH_MAX, VLAN_MAX, VlanSet};
+use super::{Moderation, Offload, PortPolicy};
+use crate::{Mac, Name, SOCKET_PATH_MAX, VLAN_MAX, VlanSet};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -169,6 +169,9 @@ pub struct PortConfig {
     /// Offloads and ring features not to offer (vhost).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_offload: Vec<Offload>,
+    /// What is enforced on it.
+    #[serde(default, skip_serializing_if = "PortPolicy::is_default")]
+    pub policy: PortPolicy,
 }
 
 impl PortConfig {
@@ -191,6 +194,7 @@ impl PortConfig {
             moderation: None,
             mac_limit: None,
             no_offload: Vec::new(),
+            policy: PortPolicy::default(),
         }
     }
 
@@ -207,7 +211,18 @@ impl PortConfig {
         let mtu_max = if self.kind == PortKind::Tap { TAP_MTU_MAX } else { u16::MAX };
         in_range("mtu", self.mtu, 68, mtu_max, "bytes")?;
         in_range("mac_limit", self.mac_limit, 1, 1 << 20, "addresses")?;
-        self.check_vlan()
+        self.check_vlan()?;
+        // Any address will do here: whether there is one.
+        let derived =
+            self.vm.as_ref().filter(|_| self.kind == PortKind::Vhost).map(|_| Mac([2; 6]));
+        self.policy.check(self.policy.mac.or(derived), self.vlan.is_some())
+    }
+
+    /// Address of the card behind it, if that is known: the one that was said, or that of a VM's card.
+    pub fn card(&self, name: &Name) -> Option<Mac> {
+        let of_vm = |vm: &Name| Mac::of_port(vm.as_str(), name.as_str());
+        let vm = self.vm.as_ref().filter(|_| self.kind == PortKind::Vhost);
+        self.policy.mac.or_else(|| vm.map(of_vm))
     }
 
     fn check_vhost(&self) -> Result<(), Wrong> {

@@ -59,6 +59,41 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
+fn what_is_enforced_must_make_sense() {
+    let with = |policy: PortPolicy| PortConfig { policy, ..vhost() };
+    let mac = || Some("02:00:00:00:00:01".parse().unwrap());
+    let strict = PortPolicy { spoofchk: true, trust: false, ..PortPolicy::default() };
+    refused(&with(strict.clone()), "mac");
+    refused(&PortConfig { policy: strict.clone(), ..tap("t") }, "mac");
+    with(PortPolicy { mac: mac(), ..strict.clone() }).check().unwrap();
+    let of_vm = PortConfig { vm: Some("web".parse().unwrap()), ..with(strict.clone()) };
+    of_vm.check().unwrap();
+    refused(&PortConfig { kind: PortKind::Tap, ifname: Some("t".into()), ..of_vm }, "mac");
+    for group in ["01:00:5e:00:00:01", "00:00:00:00:00:00"] {
+        refused(&with(PortPolicy { mac: group.parse().ok(), ..PortPolicy::default() }), "mac");
+    }
+    let many = vec!["10.0.0.0/8".parse().unwrap(); 65];
+    refused(&with(PortPolicy { addresses: many, ..PortPolicy::default() }), "addresses");
+    let qos = |qos| PortPolicy { qos: Some(qos), ..PortPolicy::default() };
+    refused(&with(qos(3)), "qos");
+    PortConfig { vlan: Some(5), ..with(qos(7)) }.check().unwrap();
+    refused(&PortConfig { vlan: Some(5), ..with(qos(8)) }, "qos");
+    for rate in [0, 1_000_001] {
+        let policy = PortPolicy { max_tx_rate: Some(rate), ..PortPolicy::default() };
+        refused(&with(policy), "max_tx_rate");
+    }
+}
+
+#[test]
+fn a_policy_is_written_as_what_differs() {
+    let text = r#"{"spoofchk":true,"addresses":["10.0.0.0/8"],"trust":false,"link":"disable"}"#;
+    let policy: PortPolicy = serde_json::from_str(text).unwrap();
+    assert_eq!(serde_json::to_string(&policy).unwrap(), text);
+    assert!(!policy.is_default());
+    assert!(serde_json::from_str::<PortPolicy>("{}").unwrap().is_default());
+}
+
+#[test]
 fn paths_and_interface_names_are_checked() {
     for socket in ["relative.sock", "", "/dir/", &format!("/{}", "x".repeat(107))] {
         refused(&PortConfig { socket: Some(socket.into()), ..vhost() }, "socket");

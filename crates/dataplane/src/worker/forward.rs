@@ -5,7 +5,7 @@ use packet::eth::ETH_HLEN;
 use packet::route::Packet;
 use packet::tuple::Tuple;
 use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
-use switch::{Cache, DropReason, Flood, PortId, Routed, Snapshot, Verdict};
+use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
@@ -28,6 +28,41 @@ pub(crate) struct Sender<'a> {
     pub(crate) counters: &'a QueueCounters,
     /// What it may leave unfinished.
     pub(crate) offloads: Offloads,
+    /// What its frames have to pass first.
+    guard: Option<&'a Guard>,
+    /// The time of the burst, if that matters to it: nanoseconds since the data plane started.
+    now_ns: u64,
+}
+
+impl<'a> Sender<'a> {
+    /// The sender of a burst.
+    #[inline]
+    pub(crate) fn new(
+        port: &'a Port,
+        counters: &'a QueueCounters,
+        offloads: Offloads,
+        lookup: &Lookup<'a>,
+        egress: &Egress<'_>,
+    ) -> Self {
+        let guard = lookup.switch.guard(port.id);
+        let now_ns = if guard.is_some_and(Guard::is_metered) { egress.now() } else { 0 };
+        Self { port, counters, offloads, guard, now_ns }
+    }
+
+    /// Whether the owner of the port lets the frame come.
+    #[inline(always)]
+    fn admits(&self, frame: &Frame<'_, '_>) -> Result<(), DropReason> {
+        match self.guard {
+            None => Ok(()),
+            Some(guard) => admits(guard, frame, self.now_ns),
+        }
+    }
+}
+
+#[inline(never)]
+fn admits(guard: &Guard, frame: &Frame<'_, '_>, now_ns: u64) -> Result<(), DropReason> {
+    guard.check(frame.head.bytes())?;
+    guard.meter(frame.len, now_ns)
 }
 
 /// The deciding part.
@@ -62,7 +97,8 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) {
         let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
-        let reason = match accept(&mut frame, &header, sender) {
+        let accepted = accept(&mut frame, &header, sender);
+        let reason = match accepted.and_then(|()| sender.admits(&frame)) {
             Ok(()) => {
                 let (id, now) = (sender.port.id, self.now_ms);
                 let expected = self.cache.expects_route(frame.head.bytes());

@@ -472,7 +472,7 @@ impl Worker {
         counters.frames.add(1);
         counters.bytes.add(bytes.len() as u64);
         let mut egress = Egress::new(&self.ports, workshop);
-        let sender = Sender { port, counters, offloads: Offloads::NONE };
+        let sender = Sender::new(port, counters, Offloads::NONE, &lookup, &egress);
         let header = VirtioNetHdr::default();
         lookup.forward(&sender, header, head, body, bytes.len(), &mut egress);
         lookup.cache.release();

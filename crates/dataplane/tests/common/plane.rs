@@ -8,9 +8,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use dataplane::{
-    Direction, DropReason, Host, Moderation, NetworkId, NetworkSpec, Options, PortId, PortKind,
-    PortSpec, PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode, WorkerState,
-    WorkerStatus,
+    Direction, DropReason, Host, Moderation, NetworkId, NetworkSpec, Options, Policy, PortId,
+    PortKind, PortSpec, PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode,
+    WorkerState, WorkerStatus,
 };
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -118,6 +118,7 @@ impl Plane {
             network: self.network,
             vlan: VlanMode::None,
             mac_limit: None,
+            policy: Policy::default(),
             mtu: None,
             worker: Some(0),
             kind: PortKind::Vhost(vhost.clone()),

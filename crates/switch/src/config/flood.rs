@@ -1,6 +1,6 @@
 //! The ports of a flood.
 
-use packet::VlanEdit;
+use packet::{Mac, VlanEdit};
 
 use super::Snapshot;
 use crate::vlan::{self, Egress, VlanMode};
@@ -19,6 +19,8 @@ pub struct FloodMember {
 #[derive(Clone, Debug)]
 pub struct FloodMembers<'s> {
     flood: Flood,
+    /// Ports that get no frames to this address, unless it is theirs; ascending.
+    picky: &'s [(PortId, Mac)],
     narrow: std::slice::Iter<'s, (u16, PortId)>,
     wide: std::slice::Iter<'s, (PortId, VlanMode)>,
 }
@@ -28,11 +30,18 @@ impl Iterator for FloodMembers<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<FloodMember> {
-        let Flood { in_port, class } = self.flood;
+        let Flood { in_port, dst, class } = self.flood;
+        let picky = self.picky;
+        let wanted = |port: PortId| {
+            let place = picky.binary_search_by_key(&port, |(port, _)| *port);
+            place.ok().and_then(|place| picky.get(place)).is_none_or(|(_, own)| *own == dst)
+        };
         let narrow = self.narrow.by_ref().map(|(_, port)| (*port, vlan::untagged(class)));
         let wide = self.wide.by_ref().map(|(port, mode)| (*port, mode.egress(class)));
         narrow.chain(wide).find_map(|(port, egress)| match egress {
-            Egress::Edit(edit) if port != in_port => Some(FloodMember { port, edit }),
+            Egress::Edit(edit) if port != in_port && wanted(port) => {
+                Some(FloodMember { port, edit })
+            }
             _ => None,
         })
     }
@@ -42,13 +51,15 @@ impl Snapshot {
     /// The ports of a flood, with what to do to the tag for each. In no particular order.
     #[inline]
     pub fn flood(&self, flood: Flood) -> FloodMembers<'_> {
-        let Flood { in_port, class } = flood;
+        let Flood { in_port, dst, class } = flood;
         let network = self.port(in_port).and_then(|port| self.network(port.network));
         let (narrow, wide) = network.map_or((&[][..], &[][..]), |n| (&n.narrow[..], &n.wide[..]));
         let from = narrow.partition_point(|(vid, _)| *vid < class.fid);
         let narrow = narrow.get(from..).unwrap_or_default();
         let to = narrow.partition_point(|(vid, _)| *vid == class.fid);
         let narrow = narrow.get(..to).unwrap_or_default();
-        FloodMembers { flood, narrow: narrow.iter(), wide: wide.iter() }
+        let picky = network.map_or(&[][..], |network| &network.picky[..]);
+        let picky = if dst.is_multicast() { &[] } else { picky };
+        FloodMembers { flood, picky, narrow: narrow.iter(), wide: wide.iter() }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use packet::{Head, Mac};
-use switch::{DropReason, NetworkId, PortId, Snapshot, Verdict, VlanMode};
+use switch::{DropReason, LinkState, NetworkId, PortId, Snapshot, Verdict, VlanMode};
 
 /// A tag: protocol and TCI.
 pub(crate) type Tag = (u16, u16);
@@ -93,7 +93,25 @@ pub(crate) struct Port {
     pub(crate) network: NetworkId,
     pub(crate) vlan: VlanMode,
     pub(crate) up: bool,
+    pub(crate) running: bool,
+    pub(crate) link: LinkState,
     pub(crate) limit: Option<usize>,
+    /// The only address learned here; the port gets no others.
+    pub(crate) only: Option<Mac>,
+    /// Priority of untagged frames.
+    pub(crate) qos: Option<u8>,
+}
+
+impl Port {
+    /// Up or down; whether that is new.
+    pub(crate) fn set_up(&mut self) -> bool {
+        let up = match self.link {
+            LinkState::Auto => self.running,
+            LinkState::Enable => true,
+            LinkState::Disable => false,
+        };
+        std::mem::replace(&mut self.up, up) != up
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -145,7 +163,19 @@ impl Model {
         let Some(fid) = ingress(&port.vlan, &frame.tags) else {
             return drop(DropReason::VlanNotAllowed);
         };
-        self.learn(in_port, &port, (fid, frame.src), now);
+        if port.only.is_none_or(|only| only == frame.src) {
+            self.learn(in_port, &port, (fid, frame.src), now);
+        }
+        // On a port that gives its own, what the guest says is not heard.
+        let access = matches!(port.vlan, VlanMode::Access(_));
+        let given = port.qos.filter(|_| access).map(|qos| u16::from(qos) << 13);
+        let mut frame = frame.clone();
+        match (given, frame.tags.first_mut()) {
+            (Some(given), Some((0x8100, tci))) if *tci & 0xfff == 0 => *tci = given,
+            _ => {}
+        }
+        let untagged = frame.tags.first().is_none_or(|(protocol, _)| *protocol != 0x8100);
+        let given = given.filter(|_| untagged).unwrap_or(0);
         let network = &self.networks[&port.network];
         if !frame.dst.is_multicast()
             && let Some(entry) = network.entries.get(&(fid, frame.dst))
@@ -154,7 +184,7 @@ impl Model {
                 return drop(DropReason::SamePort);
             }
             let to = &self.ports[&entry.port];
-            match egress(&to.vlan, fid, &frame.tags) {
+            match egress(&to.vlan, fid, &frame.tags, given) {
                 Some(Err(())) => return drop(DropReason::VlanNotAllowed),
                 Some(Ok(_)) if !to.up => return drop(DropReason::PortDown),
                 Some(Ok(tags)) => return Outcome::Forward(entry.port, tags),
@@ -164,9 +194,14 @@ impl Model {
         let others = self
             .ports
             .iter()
-            .filter(|(id, other)| **id != in_port && other.up && other.network == port.network);
+            .filter(|(id, other)| **id != in_port && other.up && other.network == port.network)
+            .filter(|(_, other)| {
+                frame.dst.is_multicast() || other.only.is_none_or(|only| only == frame.dst)
+            });
         let members: BTreeMap<_, _> = others
-            .filter_map(|(id, other)| Some((*id, egress(&other.vlan, fid, &frame.tags)?.ok()?)))
+            .filter_map(|(id, other)| {
+                Some((*id, egress(&other.vlan, fid, &frame.tags, given)?.ok()?))
+            })
             .collect();
         if members.is_empty() { drop(DropReason::NoDestination) } else { Outcome::Flood(members) }
     }
@@ -221,7 +256,7 @@ fn ingress(mode: &VlanMode, tags: &[Tag]) -> Option<u16> {
 }
 
 /// Tags a frame of a VLAN leaves with; `Some(Err)`: it must not, `None`: not a member.
-fn egress(mode: &VlanMode, fid: u16, tags: &[Tag]) -> Option<Result<Vec<Tag>, ()>> {
+fn egress(mode: &VlanMode, fid: u16, tags: &[Tag], given: u16) -> Option<Result<Vec<Tag>, ()>> {
     let strip = match mode {
         VlanMode::None if fid == 0 => return Some(Ok(tags.to_vec())),
         VlanMode::None => false,
@@ -233,7 +268,7 @@ fn egress(mode: &VlanMode, fid: u16, tags: &[Tag]) -> Option<Result<Vec<Tag>, ()
     // A tag with VLAN id 0 is a priority; it does not count as one, but gives its priority.
     let (priority, payload) = match tags {
         [(0x8100, tci), rest @ ..] => (tci & 0xf000, rest),
-        other => (0, other),
+        other => (given, other),
     };
     if !strip {
         return Some(Ok([&[(0x8100, priority | fid)], payload].concat()));

@@ -51,10 +51,9 @@ impl Registry {
             return Ok(entry.mac);
         }
         let config = tables.ports.get(name).map(|port| &port.config);
-        let card = config.and_then(|config| match (config.kind, &config.vm) {
-            (PortKind::Vhost, Some(vm)) => Some(Mac::of_port(vm.as_str(), name.as_str())),
-            (PortKind::Vhost, None) => None,
-            (PortKind::Tap, _) => self.plane.live(handle)?.mac,
+        let card = config.and_then(|config| match config.kind {
+            PortKind::Vhost => config.card(name),
+            PortKind::Tap => self.plane.live(handle)?.mac,
         });
         card.ok_or_else(|| {
             let message = format!("smac: no address was seen behind port {name} yet");

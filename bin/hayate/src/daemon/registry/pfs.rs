@@ -140,8 +140,9 @@ impl Registry {
         let functions = config.functions(name).unwrap_or_default().into_iter();
         let functions: Vec<PfFunction> = functions
             .filter_map(|(port, Function { vf, .. })| {
-                let live = self.live(tables.ports.get(&port)?);
-                let mac = Mac::of_port(config.vm.as_str(), port.as_str());
+                let it = tables.ports.get(&port)?;
+                let live = self.live(it);
+                let mac = it.config.card(&port)?;
                 Some(PfFunction {
                     vf,
                     port,

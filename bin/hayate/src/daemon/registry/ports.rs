@@ -1,10 +1,12 @@
 //! Ports come and go.
 
-use super::checks::{exists, not_static};
+use super::checks::{exists, invalid, not_static};
 use super::pfs::no_function;
 use super::{Failure, Port, Registry, host, not_found};
 use crate::plane::{NetworkHandle, PlaneError, PortHandle};
-use api::{Error, ErrorCode, Name, Origin, Placement, PortConfig, PortKind, SocketMode};
+use api::{
+    Error, ErrorCode, Name, Origin, Placement, PortConfig, PortKind, PortPolicy, SocketMode,
+};
 use std::io;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
@@ -100,6 +102,35 @@ impl Registry {
             warn!("port {name}: the group cannot be given {}: {error}", socket.display());
         }
         Ok(handle)
+    }
+
+    /// Enforces something else on a port from now on.
+    pub(crate) async fn set_policy(
+        &self,
+        name: &Name,
+        policy: PortPolicy,
+    ) -> Result<api::Port, Error> {
+        let _changing = self.changing.lock().await;
+        let (handle, config, before) = {
+            let mut tables = self.tables.write();
+            let port = tables.ports.get_mut(name).ok_or_else(|| not_found("port", name))?;
+            not_static(self, "port", name, port.origin)?;
+            let config = PortConfig { policy, ..port.config.clone() };
+            config.check().map_err(|wrong| invalid(&wrong))?;
+            let before = std::mem::replace(&mut port.config, config.clone());
+            (port.handle(), config, before)
+        };
+        if let Err(error) = self.save().await {
+            if let Some(port) = self.tables.write().ports.get_mut(name) {
+                port.config = before;
+            }
+            return Err(error);
+        }
+        if let Some(handle) = handle {
+            self.plane.set_policy(handle, name, &config).await.map_err(|error| host(&error))?;
+        }
+        info!("port {name} has another policy");
+        self.port(name)
     }
 
     /// Has a worker serve a port's queues; nothing is saved, as queues are placed anew at a start.

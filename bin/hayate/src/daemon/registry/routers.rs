@@ -43,7 +43,7 @@ impl Ports for VmPorts {
             name: name.clone(),
             network: port.config.network.clone(),
             mac: match port.config.kind {
-                PortKind::Vhost => Some(Mac::of_port(self.vm.as_str(), name.as_str())),
+                PortKind::Vhost => port.config.card(name),
                 PortKind::Tap => port.handle().and_then(|handle| self.plane.live(handle)?.mac),
             },
             handle: port.handle(),
@@ -64,7 +64,7 @@ impl Ports for VmPorts {
             Some(ChannelFunction {
                 function,
                 network: port.config.network.clone(),
-                mac: Mac::of_port(self.vm.as_str(), name.as_str()),
+                mac: port.config.card(name)?,
                 carrier: live.as_ref().is_some_and(|live| live.state == PortState::Running),
                 sent: live.as_ref().map(|live| count(&live.from_port)).unwrap_or_default(),
                 received: live.as_ref().map(|live| count(&live.to_port)).unwrap_or_default(),

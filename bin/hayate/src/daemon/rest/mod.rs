@@ -61,6 +61,7 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(ports::list))
         .routes(routes!(ports::show, ports::put, ports::delete))
         .routes(routes!(ports::place))
+        .routes(routes!(ports::enforce))
         .routes(routes!(vms::list))
         .routes(routes!(vms::show, vms::put, vms::delete))
         .routes(routes!(pfs::list))

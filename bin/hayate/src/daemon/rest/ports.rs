@@ -4,7 +4,7 @@ use super::Refusal;
 use super::answer::{carried_through, made, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
-use api::{ErrorBody, Placement, Port, PortConfig};
+use api::{ErrorBody, Placement, Port, PortConfig, PortPolicy};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -62,6 +62,24 @@ pub(super) async fn delete(
     let name = name(&text)?;
     carried_through(async move { registry.remove_port(&name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sets what is enforced on a port, all of it. When this is answered it holds for every frame.
+#[utoipa::path(put, path = "/v1/ports/{name}/policy", tag = "ports", operation_id = "enforce_port",
+    params(("name" = String, Path, description = "Name of the port")),
+    request_body = PortPolicy,
+    responses(
+        (status = 200, description = "It holds", body = Port),
+        (status = 400, description = "A value is not allowed", body = ErrorBody),
+        (status = 404, description = "There is none of that name", body = ErrorBody),
+        (status = 409, description = "The configuration file declares it", body = ErrorBody)))]
+pub(super) async fn enforce(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Body(policy): Body<PortPolicy>,
+) -> Result<Json<Port>, Refusal> {
+    let name = name(&text)?;
+    carried_through(async move { registry.set_policy(&name, policy).await }).await.map(Json)
 }
 
 /// Has a worker serve a port's queues, or one of them, while frames flow on. This is not saved: the

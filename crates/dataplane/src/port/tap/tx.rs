@@ -47,6 +47,7 @@ impl TapTx {
         }
         let Some(counters) = self.port.incoming.get(usize::from(self.index)) else { return 0 };
         let Forward { lookup, head, egress } = forward;
+        let sender = Sender::new(&self.port, counters, Offloads::ALL, lookup, egress);
         let (mut frames, mut bytes) = (0, 0);
         while frames < BURST {
             let Ok(n) = self.queue.read(&mut self.buffer) else {
@@ -60,7 +61,6 @@ impl TapTx {
             let skip = fill_local(head, read, VNET_HLEN);
             let body = Body::Local(read.get(skip..).unwrap_or_default());
             let header = VirtioNetHdr::parse(head.vnet(VNET_HLEN)).unwrap_or_default();
-            let sender = Sender { port: &self.port, counters, offloads: Offloads::ALL };
             lookup.forward(&sender, header, head, body, len, egress);
         }
         counters.frames.add(frames as u64);

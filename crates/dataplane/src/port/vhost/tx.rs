@@ -75,8 +75,8 @@ impl LiveTx {
     fn take(&mut self, forward: &mut Forward<'_>) -> Result<usize, GuestFault> {
         let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
-        let sender = Sender { port, counters, offloads: *offloads };
         let Forward { lookup, head, egress } = forward;
+        let sender = Sender::new(port, counters, *offloads, lookup, egress);
         let scattered = lookup.cache.is_bypassed();
         let mut soon = [None; Cache::AHEAD];
         let (mut frames, mut bytes) = (0, 0);
