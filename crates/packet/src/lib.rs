@@ -14,6 +14,7 @@ pub mod eth;
 pub mod flow;
 mod head;
 pub mod ip;
+pub mod rewrite;
 pub mod route;
 pub mod segment;
 pub mod tuple;

@@ -123,7 +123,7 @@ impl Packet {
 }
 
 /// What a change of addresses adds to a sum over them.
-fn change(old: IpAddr, new: IpAddr, sum: Sum) -> Sum {
+pub(crate) fn change(old: IpAddr, new: IpAddr, sum: Sum) -> Sum {
     if old == new {
         return sum;
     }

@@ -68,6 +68,7 @@ mod meter;
 mod policy;
 mod reason;
 mod router;
+pub mod rules;
 mod table;
 mod vlan;
 mod way;

@@ -7,6 +7,7 @@
 mod bytes;
 pub mod channel;
 pub mod disk;
+pub mod frame;
 pub mod rings;
 pub mod session;
 pub mod store;

@@ -41,6 +41,11 @@ fn disk_request() {
 }
 
 #[test]
+fn frame() {
+    replay("frame", fuzzing::frame::run);
+}
+
+#[test]
 fn store() {
     replay("store", fuzzing::store::run);
 }
