@@ -99,6 +99,38 @@ impl<'a> Egress<'a> {
         }
     }
 
+    /// Counts at port `to` that a frame for it is not sent. A frame to a port that is gone counts at
+    /// `sender`.
+    pub(crate) fn refuse(
+        &mut self,
+        to: PortId,
+        frame: &Frame<'_, '_>,
+        reason: DropReason,
+        sender: &QueueCounters,
+    ) {
+        let Some(port) = self.ports.get(to) else {
+            sender.drop(DropReason::PortDown, 1);
+            return;
+        };
+        match &port.kind {
+            Kind::Vhost(vhost) => {
+                let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));
+                let at = self.find(port, vhost, chosen.unwrap_or(0));
+                if let Some(open) = at.and_then(|at| self.open.get(at)) {
+                    open.queue.counters.drop(reason, 1);
+                }
+            }
+            Kind::Tap(tap) => {
+                let Some(queue) = tap.rx.get(tap.choose(|| flow_hash(frame.head.bytes()))) else {
+                    return;
+                };
+                self.close();
+                let _live = queue.live.lock();
+                queue.counters.drop(reason, 1);
+            }
+        }
+    }
+
     #[inline(always)]
     fn send_vhost(&mut self, port: &'a Port, vhost: &'a VhostPort, frame: &mut Frame<'_, '_>) {
         let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));

@@ -24,6 +24,9 @@ pub enum HostError {
     /// The switch refused the change.
     #[error(transparent)]
     Switch(#[from] switch::SwitchError),
+    /// A flow rule that makes no sense, or is too much.
+    #[error(transparent)]
+    Rule(#[from] switch::rules::RuleError),
     /// The TAP interface could not be created.
     #[error("cannot create TAP interface {ifname}")]
     Tap {

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use pace::Profile;
 use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
+use switch::rules::{PortRules, RuleId, RuleSet, RuleStats};
 use switch::{DropReason, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode};
 use sys::numa::Topology;
 use tokio::runtime::Handle;
@@ -224,6 +225,28 @@ impl Host {
     pub async fn set_policy(&self, id: PortId, policy: &Policy) -> Result<(), HostError> {
         self.0.switch.set_policy(id, policy)?;
         self.settle().await
+    }
+
+    /// The flow rules of a port; `None`: it has none. All of them are replaced at once, and those that
+    /// stay go on counting. Returns when they hold for every frame.
+    ///
+    /// # Errors
+    ///
+    /// The port does not exist, or a rule makes no sense or is too much.
+    pub async fn set_rules(&self, id: PortId, rules: Option<RuleSet>) -> Result<(), HostError> {
+        let switch = &self.0.switch;
+        let snapshot = switch.snapshot();
+        let before = snapshot.rules(id);
+        let compiled = rules.map(|rules| PortRules::new(rules, before)).transpose()?;
+        switch.set_rules(id, compiled.map(Arc::new))?;
+        self.settle().await
+    }
+
+    /// What each flow rule of a port has done: those for frames from it first.
+    pub fn rule_stats(&self, id: PortId) -> Vec<(RuleId, RuleStats)> {
+        let snapshot = self.0.switch.snapshot();
+        let rules = snapshot.rules(id).into_iter().flat_map(PortRules::stats);
+        rules.map(|(rule, stats)| (rule.id, stats)).collect()
     }
 
     /// How a port treats VLAN tags; what was learned behind it is forgotten. Returns when it holds for

@@ -50,6 +50,7 @@ pub use status::{
 };
 pub use store::StoreError;
 pub use store::accept::{Images, OpenImage, Peer, Serving, serve as serve_store};
+pub use switch::rules;
 pub use switch::{
     By, DropReason, HopCount, LinkState, Mac, Meter, NetworkId, NextHop, NotBypassed, Policy,
     PortId, Prefix, Route, RouteCounts, RouteId, RouterId, RouterInterface, SourceCheck, Step,

@@ -1,6 +1,7 @@
 //! Networks and ports: what control changes and workers read as a snapshot.
 
 mod flood;
+mod port;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +12,14 @@ use packet::Mac;
 use packet::eth::Eth;
 use parking_lot::Mutex;
 
-use crate::domain::Domain;
 use crate::error::SwitchError;
-use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, PortShared, Source};
+use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed};
 use crate::router::{Router, RouterId};
-use crate::table::Table;
+use crate::rules::PortRules;
 use crate::vlan::{Class, Egress, VID_MAX, VlanMode};
-use crate::{DropReason, Flood, Guard, LinkState, NetworkId, Policy, PortId, Verdict};
+use crate::{DropReason, Flood, Guard, NetworkId, PortId, Verdict};
 pub use flood::{FloodMember, FloodMembers};
+pub(crate) use port::Port;
 
 /// A network's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,86 +73,8 @@ pub struct Snapshot {
     pub(crate) ports: Vec<Option<Port>>,
     pub(crate) networks: Vec<Option<Arc<Network>>>,
     pub(crate) routers: Vec<Option<Arc<Router>>>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Port {
-    pub(crate) network: NetworkId,
-    pub(crate) up: bool,
-    /// Whoever is behind it is there.
-    running: bool,
-    link: LinkState,
-    pub(crate) vlan: VlanMode,
-    /// Priority of frames from here if it is an access port, where it stands in a TCI.
-    qos: Option<u16>,
-    /// The only address that is learned behind it.
-    only: Option<Mac>,
-    pub(crate) guard: Option<Arc<Guard>>,
-    mac_limit: Option<usize>,
-    shared: Arc<PortShared>,
-    pub(crate) fdb: Arc<Fdb>,
-    /// Of its network.
-    pub(crate) domain: Arc<Domain>,
-    /// Whose it is.
-    pub(crate) router: Option<RouterId>,
-}
-
-/// What a change of a port means for what was learned behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// There is none.
-    Nothing,
-    /// It stays.
-    Keep,
-    /// It is forgotten.
-    Relearn,
-}
-
-impl Port {
-    /// Up or down, by what is known now; returns whether that is new.
-    fn set_up(&mut self) -> bool {
-        let up = match self.link {
-            LinkState::Auto => self.running,
-            LinkState::Enable => true,
-            LinkState::Disable => false,
-        };
-        std::mem::replace(&mut self.up, up) != up
-    }
-
-    /// Class of a frame that comes in here; `None`: not allowed.
-    #[inline]
-    pub(crate) fn classify(&self, eth: &Eth) -> Option<Class> {
-        Some(self.vlan.classify(eth)?.with_priority(self.priority()))
-    }
-
-    /// Priority that frames from here get, whatever the guest says; where it stands in a TCI.
-    #[inline]
-    pub(crate) fn priority(&self) -> Option<u16> {
-        self.qos.filter(|_| matches!(self.vlan, VlanMode::Access(_)))
-    }
-
-    /// Notes the source of a frame from here, unless it is only asked about; `id` is this port's.
-    /// With the table as it was before.
-    #[inline]
-    pub(crate) fn observe<'h>(
-        &self,
-        id: PortId,
-        held: &'h mut Held,
-        key: u64,
-        now_ms: u64,
-    ) -> (&'h Table, Observed) {
-        let only_asks = held.only_asks;
-        let table = held.table(&self.fdb);
-        if only_asks {
-            return (table, Observed::Known(now_ms));
-        }
-        if self.only.is_some_and(|only| only != Mac::from_u64(key)) {
-            return (table, Observed::Refused);
-        }
-        let most = self.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32);
-        let source = Source { port: id, mac_limit: most, shared: &self.shared };
-        (table, self.fdb.observe(table, key, &source, now_ms))
-    }
+    /// Some port has rules for what is delivered to it.
+    judges: bool,
 }
 
 #[derive(Debug)]
@@ -269,93 +192,6 @@ impl Switch {
         Ok(())
     }
 
-    /// A new port, **down**: see [`Switch::set_link`].
-    pub fn add_port(&self, settings: PortConfig) -> Result<PortId, SwitchError> {
-        settings.vlan.check().map_err(SwitchError::BadVlan)?;
-        let mut control = self.control.lock();
-        let fdb = self.fdb_of(settings.network)?;
-        let mut config = self.next_config();
-        let index = free_place(&mut config.ports, &mut control.next_port, Self::PORTS_MAX)
-            .ok_or(SwitchError::TooManyPorts)?;
-        let port = Port {
-            network: settings.network,
-            up: false,
-            running: false,
-            link: LinkState::default(),
-            vlan: settings.vlan,
-            qos: None,
-            only: None,
-            guard: None,
-            mac_limit: settings.mac_limit,
-            shared: Arc::default(),
-            domain: fdb.domain(),
-            fdb,
-            router: None,
-        };
-        let id = PortId(index as u16);
-        self.publish(config, id, Some(port), Change::Relearn);
-        Ok(id)
-    }
-
-    /// Removes a port with everything learned and pinned behind it. Workers may still send to it
-    /// until they have finished the burst they are in.
-    pub fn remove_port(&self, id: PortId) -> Result<(), SwitchError> {
-        let _control = self.control.lock();
-        let mut config = self.next_config();
-        config.port(id).ok_or(SwitchError::NoSuchPort(id))?;
-        config.disown_port(id);
-        self.publish(config, id, None, Change::Relearn);
-        Ok(())
-    }
-
-    /// Says whether whoever is behind a port is there. If not, the port is down (as its
-    /// [`LinkState`] has it): nothing is sent to it, frames from it are dropped (`port-down`), and
-    /// what was learned behind it is forgotten. A router's is bypassed again when the router was
-    /// confirmed ([`Switch::confirm_router`]).
-    pub fn set_link(&self, id: PortId, running: bool) -> Result<(), SwitchError> {
-        self.change_port(id, |port| {
-            let before = std::mem::replace(&mut port.running, running);
-            match port.set_up() {
-                true => Change::Relearn,
-                false if before != running => Change::Keep,
-                false => Change::Nothing,
-            }
-        })
-    }
-
-    /// What is enforced on a port from now on. What was learned behind it is forgotten if it may not
-    /// be, or the port is up or down now; a meter starts anew.
-    pub fn set_policy(&self, id: PortId, policy: &Policy) -> Result<(), SwitchError> {
-        policy.check()?;
-        self.change_port(id, |port| {
-            let before = std::mem::replace(&mut port.only, policy.only());
-            port.link = policy.link;
-            port.qos = policy.qos.map(|qos| u16::from(qos) << 13);
-            port.guard = policy.guard().map(Arc::new);
-            if port.set_up() || before != port.only { Change::Relearn } else { Change::Keep }
-        })
-    }
-
-    /// Another VLAN mode; what was learned behind the port is forgotten.
-    pub fn set_vlan(&self, id: PortId, vlan: VlanMode) -> Result<(), SwitchError> {
-        vlan.check().map_err(SwitchError::BadVlan)?;
-        self.change_port(id, |port| {
-            if port.vlan == vlan {
-                return Change::Nothing;
-            }
-            port.vlan = vlan;
-            Change::Relearn
-        })
-    }
-
-    /// Another limit of addresses; what was learned behind the port is forgotten.
-    pub fn set_mac_limit(&self, id: PortId, limit: Option<usize>) -> Result<(), SwitchError> {
-        self.change_port(id, |port| {
-            let before = std::mem::replace(&mut port.mac_limit, limit);
-            if before == limit { Change::Nothing } else { Change::Relearn }
-        })
-    }
-
     /// Pins an address (in a VLAN, or untagged) to a port: never aged, moved or counted against a
     /// limit. A learned entry is replaced. While the port is down frames to it are dropped.
     pub fn add_static(&self, mac: Mac, vlan: Option<u16>, port: PortId) -> Result<(), SwitchError> {
@@ -422,45 +258,6 @@ impl Switch {
         let mut config = Snapshot::clone(&self.config.load());
         config.version += 1;
         config
-    }
-
-    fn change_port(
-        &self,
-        id: PortId,
-        change: impl FnOnce(&mut Port) -> Change,
-    ) -> Result<(), SwitchError> {
-        let _control = self.control.lock();
-        let mut config = self.next_config();
-        let mut port = config.port(id).cloned().ok_or(SwitchError::NoSuchPort(id))?;
-        let change = change(&mut port);
-        if change == Change::Nothing {
-            return Ok(());
-        }
-        if !port.up || !port.running {
-            config.lose_port(id);
-        }
-        if change == Change::Relearn {
-            port.shared = Arc::default();
-        }
-        self.publish(config, id, Some(port), change);
-        Ok(())
-    }
-
-    /// Puts a port into its place (or nothing) and the configuration into force: first workers can
-    /// see it, then what the old one learned goes, then what they remember of it counts no more.
-    fn publish(&self, mut config: Snapshot, id: PortId, port: Option<Port>, change: Change) {
-        let Some(place) = config.ports.get_mut(id.index()) else { return };
-        let shared = port.as_ref().map(|port| Arc::clone(&port.shared));
-        let old = std::mem::replace(place, port);
-        let Some(Port { network, fdb, .. }) = place.clone().or(old) else { return };
-        config.rebuild(network, &fdb);
-        let version = config.version;
-        self.put_into_force(config);
-        if change == Change::Relearn {
-            fdb.configured(version, id, shared.as_ref());
-        } else {
-            fdb.reconfigured(version);
-        }
     }
 
     /// First step of every change of the configuration. What was worked out by the one before is not
@@ -564,6 +361,23 @@ impl Snapshot {
     #[inline]
     pub fn guard(&self, port: PortId) -> Option<&Guard> {
         self.port(port)?.guard.as_deref()
+    }
+
+    /// Whether a port is there and up.
+    pub fn is_up(&self, port: PortId) -> bool {
+        self.port(port).is_some_and(|port| port.up)
+    }
+
+    /// The rules of a port, if it has any.
+    #[inline]
+    pub fn rules(&self, port: PortId) -> Option<&PortRules> {
+        self.port(port)?.rules.as_deref()
+    }
+
+    /// Whether any port has rules: only then frames are to be judged before they are delivered.
+    #[inline(always)]
+    pub fn has_rules(&self) -> bool {
+        self.judges
     }
 
     /// The verdict on a frame, worked out in full; learns its source. What [`crate::Cache`] does

@@ -8,9 +8,13 @@
 //!
 //! # Order of evaluation
 //!
-//! ([`Guard`], the caller's: what the port's owner enforces) -> in-port is up -> header whole -> source address is one -> not a link-local protocol -> VLAN of
-//! the in-port -> learn the source, if the port may have it -> destination known: forward, or drop if it is behind the
-//! in-port -> otherwise flood the VLAN within the network.
+//! what the port's owner enforces ([`Guard`]) -> the port's flow rules ([`rules`]) -> in-port is up ->
+//! header whole -> source address is one -> not a link-local protocol -> VLAN of the in-port -> learn
+//! the source, if the port may have it -> destination known: forward, or drop if it is behind the
+//! in-port -> otherwise flood the VLAN within the network -> flow rules of each port it goes to.
+//!
+//! A look-up is what is between the rules; a caller asks for the rest by [`Snapshot::guard`] and
+//! [`Snapshot::rules`], which few ports have.
 //!
 //! # Threads
 //!

@@ -51,6 +51,14 @@ reasons! {
         "The port may send from certain IP addresses only, and the frame claims another, or hides whose it is.";
     RateExceeded, "rate-exceeded",
         "The port sent more than its max_tx_rate.";
+    RuleDrop, "rule-drop",
+        "A flow rule says so, or none lets the frame pass.";
+    RuleRate, "rule-rate",
+        "The frame is over the rate of a flow rule.";
+    RuleRewrite, "rule-rewrite",
+        "The frame cannot be changed as a flow rule says.";
+    ConnectionsFull, "connections-full",
+        "A flow rule lets the frame begin a connection, and the port has too many.";
     VlanNotAllowed, "vlan-not-allowed",
         "The frame's VLAN tag, or its absence, is not allowed on the port.";
     SamePort, "same-port",

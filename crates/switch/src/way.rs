@@ -10,7 +10,7 @@ use packet::route::{Packet, Unroutable};
 use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
-use crate::config::Snapshot;
+use crate::config::{Port, Snapshot};
 use crate::domain::{Domain, Tells};
 use crate::fdb::{self, Held};
 use crate::lpm::Prefix;
@@ -77,8 +77,8 @@ pub enum NotBypassed {
     /// Out by where it came in.
     #[error("it would send the packet back by the interface it came by, and may tell the sender")]
     Redirect,
-    /// What is enforced on the port it would leave by.
-    #[error("what is enforced on the port it would send by has to be looked at in each frame")]
+    /// What is enforced on the port it would leave by, or rules of that it comes by.
+    #[error("a port of it has rules, or checks of what it sends, which look at every frame")]
     Guarded,
     /// What its frame would meet.
     #[error("its frame would not be forwarded: {}", .0.help())]
@@ -358,6 +358,10 @@ impl Snapshot {
             return Err(NotBypassed::Lost);
         }
         let (dst, src) = (hop.mac, interface.mac);
+        let ruled = |port: &Port| port.rules.is_some();
+        if ruled(from) || self.port(at.port).is_some_and(ruled) {
+            return Err(NotBypassed::Guarded);
+        }
         let checked = from.guard.as_ref().is_some_and(|guard| !guard.passes_all_from(src));
         if checked || from.priority().is_some() {
             return Err(NotBypassed::Guarded);

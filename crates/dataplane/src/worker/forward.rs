@@ -5,6 +5,7 @@ use packet::eth::ETH_HLEN;
 use packet::route::Packet;
 use packet::tuple::Tuple;
 use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
+use switch::rules::PortRules;
 use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Verdict};
 
 use crate::counters::QueueCounters;
@@ -29,9 +30,13 @@ pub(crate) struct Sender<'a> {
     /// What it may leave unfinished.
     pub(crate) offloads: Offloads,
     /// What its frames have to pass first.
-    guard: Option<&'a Guard>,
-    /// The time of the burst, if that matters to it: nanoseconds since the data plane started.
-    now_ns: u64,
+    pub(super) guard: Option<&'a Guard>,
+    /// The rules of the port.
+    pub(super) rules: Option<&'a PortRules>,
+    /// There is one or the other.
+    special: bool,
+    /// The time of the burst, if that matters to the guard: nanoseconds since the data plane started.
+    pub(super) now_ns: u64,
 }
 
 impl<'a> Sender<'a> {
@@ -44,25 +49,11 @@ impl<'a> Sender<'a> {
         lookup: &Lookup<'a>,
         egress: &Egress<'_>,
     ) -> Self {
-        let guard = lookup.switch.guard(port.id);
+        let (guard, rules) = (lookup.switch.guard(port.id), lookup.switch.rules(port.id));
         let now_ns = if guard.is_some_and(Guard::is_metered) { egress.now() } else { 0 };
-        Self { port, counters, offloads, guard, now_ns }
+        let special = guard.is_some() || rules.is_some();
+        Self { port, counters, offloads, guard, rules, special, now_ns }
     }
-
-    /// Whether the owner of the port lets the frame come.
-    #[inline(always)]
-    fn admits(&self, frame: &Frame<'_, '_>) -> Result<(), DropReason> {
-        match self.guard {
-            None => Ok(()),
-            Some(guard) => admits(guard, frame, self.now_ns),
-        }
-    }
-}
-
-#[inline(never)]
-fn admits(guard: &Guard, frame: &Frame<'_, '_>, now_ns: u64) -> Result<(), DropReason> {
-    guard.check(frame.head.bytes())?;
-    guard.meter(frame.len, now_ns)
 }
 
 /// The deciding part.
@@ -72,6 +63,8 @@ pub(crate) struct Lookup<'a> {
     pub(crate) now_ms: u64,
     /// Room for one frame in one piece, for frames that go to several ports.
     pub(crate) flood: &'a mut [u8],
+    /// The same for frames that rules mirror.
+    pub(crate) spare: &'a mut [u8],
 }
 
 impl Lookup<'_> {
@@ -97,36 +90,51 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) {
         let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
-        let accepted = accept(&mut frame, &header, sender);
-        let reason = match accepted.and_then(|()| sender.admits(&frame)) {
-            Ok(()) => {
-                let (id, now) = (sender.port.id, self.now_ms);
-                let expected = self.cache.expects_route(frame.head.bytes());
-                let again = if expected { self.again(id, &mut frame) } else { None };
-                let to = match again {
-                    Some(to) => Ok(to),
-                    None => match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
-                        Verdict::Forward { port, edit } => {
-                            apply(edit, &mut frame);
-                            Ok(port)
-                        }
-                        Verdict::Router { port, edit } => {
-                            Ok(self.bypass(id, (port, edit), &mut frame))
-                        }
-                        Verdict::Flood(members) => {
-                            return self.flood(members, sender, &frame, egress);
-                        }
-                        Verdict::Drop(reason) => Err(reason),
-                    },
-                };
-                match to {
-                    Ok(to) => return egress.send(to, &mut frame, sender.counters),
-                    Err(reason) => reason,
-                }
-            }
-            Err(reason) => reason,
+        let done = match accept(&mut frame, &header, sender) {
+            Ok(()) if sender.special => self.examine(sender, &mut frame, egress),
+            Ok(()) => self.route(sender, &mut frame, egress),
+            Err(reason) => Err(reason),
         };
-        sender.counters.drop(reason, 1);
+        if let Err(reason) = done {
+            sender.counters.drop(reason, 1);
+        }
+    }
+
+    /// Looks a frame up and sends it where it goes.
+    ///
+    /// # Errors
+    /// Under which name it is dropped, if that was not counted.
+    #[inline(always)]
+    pub(super) fn route(
+        &mut self,
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) -> Result<(), DropReason> {
+        let (id, now) = (sender.port.id, self.now_ms);
+        let expected = self.cache.expects_route(frame.head.bytes());
+        let again = if expected { self.again(id, frame) } else { None };
+        let to = match again {
+            Some(to) => to,
+            None => match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
+                Verdict::Forward { port, edit } => {
+                    apply(edit, frame);
+                    port
+                }
+                Verdict::Router { port, edit } => self.bypass(id, (port, edit), frame),
+                Verdict::Flood(members) => {
+                    self.flood(members, sender, frame, egress);
+                    return Ok(());
+                }
+                Verdict::Drop(reason) => return Err(reason),
+            },
+        };
+        if self.switch.has_rules() {
+            self.deliver(to, sender, frame, egress);
+        } else {
+            egress.send(to, frame, sender.counters);
+        }
+        Ok(())
     }
 
     /// Does to a frame for a router's port what the router, and others after it, would do, as far as
@@ -178,21 +186,23 @@ impl Lookup<'_> {
         frame: &Frame<'_, '_>,
         egress: &mut Egress<'_>,
     ) {
-        let n = frame.body.copy_to(self.flood);
-        let body = Body::Local(self.flood.get(..n).unwrap_or_default());
+        let (switch, room) = (self.switch, std::mem::take(&mut self.flood));
+        let n = frame.body.copy_to(room);
+        let body = Body::Local(room.get(..n).unwrap_or_default());
         let mut copies = 0u64;
-        for member in self.switch.flood(flood) {
+        for member in switch.flood(flood) {
             let mut head = frame.head.clone();
             let (offload, len) = (frame.offload, frame.len);
             let mut copy = Frame { head: &mut head, offload, body, len };
             apply(member.edit, &mut copy);
-            egress.send(member.port, &mut copy, sender.counters);
+            self.deliver(member.port, sender, &mut copy, egress);
             copies += 1;
         }
         match copies {
             0 => sender.counters.drop(DropReason::NoDestination, 1),
             n => sender.counters.flood_copies.add(n - 1),
         }
+        self.flood = room;
     }
 }
 

@@ -15,6 +15,7 @@
 mod disks;
 pub(crate) mod forward;
 pub(crate) mod placement;
+mod rules;
 mod sleep;
 
 use std::path::Path;
@@ -162,6 +163,7 @@ pub(crate) struct Worker {
 struct Scratch {
     head: Head,
     flood: Box<[u8]>,
+    spare: Box<[u8]>,
     workshop: Workshop,
 }
 
@@ -190,6 +192,7 @@ impl Worker {
             scratch: Scratch {
                 head: Head::new(),
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
+                spare: vec![0; FRAME_MAX].into_boxed_slice(),
                 workshop: Workshop::new(epoch),
             },
             pace: Pace::new(polling, now),
@@ -257,16 +260,16 @@ impl Worker {
             return 0;
         }
         let Self { switch, ports, tx, taps, cache, scratch, now_ms, .. } = self;
-        let Scratch { head, flood, workshop } = scratch;
+        let Scratch { head, flood, spare, workshop } = scratch;
         let snapshot = switch.snapshot();
         let mut frames = 0;
         for queue in tx.iter_mut() {
-            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
             let egress = Egress::new(ports, workshop);
             frames += queue.burst(&mut Forward { lookup, head, egress });
         }
         for tap in taps.iter_mut() {
-            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood };
+            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
             let egress = Egress::new(ports, workshop);
             frames += tap.burst(&mut Forward { lookup, head, egress });
         }
@@ -464,9 +467,9 @@ impl Worker {
     fn inject(&mut self, port: &Port, bytes: &[u8]) {
         let Some(counters) = port.incoming.first() else { return };
         let snapshot = self.switch.snapshot();
-        let Scratch { head, flood, workshop } = &mut self.scratch;
+        let Scratch { head, flood, spare, workshop } = &mut self.scratch;
         let cache = &mut self.cache;
-        let mut lookup = Lookup { switch: snapshot, cache, now_ms: self.now_ms, flood };
+        let mut lookup = Lookup { switch: snapshot, cache, now_ms: self.now_ms, flood, spare };
         let skip = fill_local(head, bytes, 0);
         let body = Body::Local(bytes.get(skip..).unwrap_or_default());
         counters.frames.add(1);

@@ -36,6 +36,7 @@
 
 mod connections;
 mod key;
+mod port;
 mod table;
 
 use std::fmt;
@@ -50,6 +51,7 @@ use crate::{Meter, PortId};
 
 pub use connections::{Connections, Timeouts};
 pub use key::Frame;
+pub use port::{PortRules, RuleSet};
 pub use table::{Denied, RuleStats, Ruling, Table};
 
 /// A rule's number: the owner's own.

@@ -1,0 +1,135 @@
+//! What the owner of a port enforces on its frames, and flow rules: of the port a frame comes from,
+//! and of each that it is to go to.
+//!
+//! Nothing here is on the way of frames between ports of which nothing of the sort is asked. A frame
+//! that goes to a mirror is fetched from the guest once, so that its copies have the same bytes
+//! whatever the guest does meanwhile. A frame that rules forward or mirror to a port is not judged by
+//! the rules of that port: both have one owner.
+
+use packet::VlanEdit;
+use packet::eth::vlan_tag;
+use switch::rules::{self, Actions, Connections, Denied, Table, TagAction};
+use switch::{DropReason, PortId};
+
+use crate::egress::Egress;
+use crate::frame::{Body, Frame};
+use crate::worker::forward::{Lookup, Sender};
+
+impl Lookup<'_> {
+    /// Forwards a frame from a port with checks or rules.
+    #[inline(never)]
+    pub(super) fn examine(
+        &mut self,
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) -> Result<(), DropReason> {
+        if let Some(guard) = sender.guard {
+            guard.check(frame.head.bytes())?;
+            guard.meter(frame.len, sender.now_ns)?;
+        }
+        let Some(rules) = sender.rules else { return self.route(sender, frame, egress) };
+        let judging = (&rules.from, rules.connections());
+        self.fetched(rules.from.mirrors(), frame, |lookup, frame| {
+            match lookup.judge(judging, sender, frame, egress)? {
+                Some(to) => egress.send(to, frame, sender.counters),
+                None => lookup.route(sender, frame, egress)?,
+            }
+            Ok(())
+        })
+    }
+
+    /// Sends a frame out by a port, if the port's rules let it.
+    #[inline(never)]
+    pub(super) fn deliver(
+        &mut self,
+        to: PortId,
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) {
+        let Some(rules) = self.switch.rules(to) else {
+            return egress.send(to, frame, sender.counters);
+        };
+        let judging = (&rules.to, rules.connections());
+        self.fetched(rules.to.mirrors(), frame, |lookup, frame| {
+            match lookup.judge(judging, sender, frame, egress) {
+                Ok(other) => egress.send(other.unwrap_or(to), frame, sender.counters),
+                Err(reason) => egress.refuse(to, frame, reason, sender.counters),
+            }
+        });
+    }
+
+    /// Does something with a frame that is, if asked for, in worker memory as a whole.
+    fn fetched<T>(
+        &mut self,
+        whole: bool,
+        frame: &mut Frame<'_, '_>,
+        work: impl FnOnce(&mut Self, &mut Frame<'_, '_>) -> T,
+    ) -> T {
+        if !whole || matches!(frame.body, Body::Local(_)) {
+            return work(self, frame);
+        }
+        let spare = std::mem::take(&mut self.spare);
+        let n = frame.body.copy_to(spare);
+        let body = Body::Local(spare.get(..n).unwrap_or_default());
+        let Frame { head, offload, len, .. } = frame;
+        let mut whole = Frame { head, offload: *offload, body, len: *len };
+        let done = work(self, &mut whole);
+        self.spare = spare;
+        done
+    }
+
+    /// What rules say of a frame, carried out but for where it goes: to which port, if not on its way.
+    fn judge(
+        &self,
+        (table, connections): (&Table, Option<&Connections>),
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) -> Result<Option<PortId>, DropReason> {
+        let seen = rules::Frame::read(frame.head.bytes(), frame.len).ok_or(DropReason::Runt)?;
+        let ruling = table.judge(&seen, connections, (self.now_ms, egress.now()));
+        let actions = ruling.rule.map(|rule| &rule.actions);
+        let mirror_to = actions.and_then(|actions| actions.mirror);
+        if let Some(port) = mirror_to.filter(|port| self.switch.is_up(*port)) {
+            mirror(port, sender, frame, egress);
+        }
+        let to = ruling.to.map_err(|why| match why {
+            Denied::ByRule => DropReason::RuleDrop,
+            Denied::ByMeter => DropReason::RuleRate,
+            Denied::Connections => DropReason::ConnectionsFull,
+        })?;
+        if to.is_some_and(|port| !self.switch.is_up(port)) {
+            return Err(DropReason::PortDown);
+        }
+        actions.map_or(Ok(()), |actions| change(actions, frame))?;
+        Ok(to)
+    }
+}
+
+/// Sends a copy of a frame, as it is now.
+fn mirror(to: PortId, sender: &Sender<'_>, frame: &Frame<'_, '_>, egress: &mut Egress<'_>) {
+    let mut head = frame.head.clone();
+    let Frame { offload, body, len, .. } = *frame;
+    egress.send(to, &mut Frame { head: &mut head, offload, body, len }, sender.counters);
+    sender.counters.flood_copies.add(1);
+}
+
+/// Changes a frame as a rule says.
+fn change(actions: &Actions, frame: &mut Frame<'_, '_>) -> Result<(), DropReason> {
+    let unable = DropReason::RuleRewrite;
+    actions.rewrite.apply(frame.head.bytes_mut(), &frame.offload).map_err(|_| unable)?;
+    let edit = match actions.tag {
+        None => return Ok(()),
+        Some(TagAction::Push(tci)) => VlanEdit::Push(tci),
+        Some(TagAction::Pop) if vlan_tag(frame.head.bytes()).is_some() => VlanEdit::Pop,
+        Some(TagAction::Pop) => return Err(unable),
+    };
+    if !frame.head.edit(edit) {
+        return Err(unable);
+    }
+    frame.offload.follow(edit);
+    frame.len = frame.len.saturating_add_signed(edit.growth().into());
+    Ok(())
+}
