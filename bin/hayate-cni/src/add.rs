@@ -141,13 +141,14 @@ fn settings(context: &Context<'_>, host: &Host, claim: &mut Claim) -> Result<(),
     }
     let mac = conf.mac_for(&context.call.args).or(claim.link.mac);
     let settings = conf.settings_for(mac);
-    let mut agent = Agent::connect(&conf.agent)?;
-    let before = agent.show(claim.pf, claim.number)?;
+    let agent = Agent::connect(&conf.agent)?;
+    let pf = host.sysfs.mac(claim.pf)?;
+    let before = agent.show(pf, claim.number)?;
     if let Some(home) = &mut claim.record.home {
         home.settings = Some((conf.agent.clone(), settings.undone_by(&before)));
     }
     host.state.save_vf(&claim.lock, &claim.record)?;
-    agent.set(claim.pf, claim.number, &settings)
+    agent.set(pf, claim.number, &settings)
 }
 
 /// Addresses by the plugin that manages them, or as they were given.

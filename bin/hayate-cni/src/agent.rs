@@ -1,25 +1,25 @@
 //! What lies outside of the virtual machine, set through the agent in it.
 //!
-//! The agent listens on a Unix socket. What is said there is JSON-RPC 2.0, one message a line, as on the
-//! guest channel: `vf.show` with `pf` (its address on the bus) and `vf` (its number) answers the settings,
-//! `vf.set` sets those that it names besides. It is asked only when the configuration wants one of these
+//! The agent listens on a Unix socket, where it takes one question a connection, a line of JSON, and passes those
+//! about VFs on to the daemon. `vf.show` with `pf` (the address of its interface) and `vf` (its number) answers the
+//! settings, `vf.set` sets those that it names besides. It is asked only when the configuration wants one of these
 //! settings, so that the plugin works without it otherwise.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use packet::Mac;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{Code, Error};
-use crate::sysfs::Address;
 
 /// Longest answer, bytes.
-const ANSWER_MAX: u64 = 64 * 1024;
+const ANSWER_MAX: u64 = 1 << 20;
 /// An agent that takes longer is taken for dead.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Settings of a VF that the host has. `None`: as it is, or not asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,42 +90,43 @@ impl Settings {
     }
 }
 
-/// A connection to the agent.
+/// The agent that listens somewhere.
 #[derive(Debug)]
 pub struct Agent {
     path: PathBuf,
-    stream: BufReader<UnixStream>,
-    id: u64,
+}
+
+/// What it answers.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Said {
+    Result(Value),
+    Error(String),
 }
 
 impl Agent {
-    /// Connects.
+    /// Looks whether somebody listens there.
     ///
     /// # Errors
-    /// [`Code::Agent`], when nobody listens there.
+    /// [`Code::Agent`], when nobody does.
     pub fn connect(path: &Path) -> Result<Self, Error> {
-        let connected = UnixStream::connect(path).and_then(|stream| {
-            stream.set_read_timeout(Some(PATIENCE))?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(stream)
-        });
-        let stream = connected.map_err(|error| {
+        UnixStream::connect(path).map_err(|error| {
             let path = path.display();
             let text = format!(
-                "no agent at {path}: {error}; vlan, max_tx_rate, spoofchk, trust, link_state and hostMac need \
-                 `hayate-agent run` in this virtual machine"
+                "no agent at {path}: {error}; vlan, max_tx_rate, spoofchk, trust, link_state and \
+                 hostMac need `hayate-agent run` in this virtual machine"
             );
             Error::new(Code::Agent, text)
         })?;
-        Ok(Self { path: path.to_owned(), stream: BufReader::new(stream), id: 0 })
+        Ok(Self { path: path.to_owned() })
     }
 
     /// What is set.
     ///
     /// # Errors
     /// [`Code::Agent`].
-    pub fn show(&mut self, pf: Address, vf: u32) -> Result<Settings, Error> {
-        let result = self.ask("vf.show", json!({ "pf": pf, "vf": vf }))?;
+    pub fn show(&self, pf: Mac, vf: u32) -> Result<Settings, Error> {
+        let result = self.ask("vf.show", &json!({ "pf": pf.to_string(), "vf": vf }))?;
         Settings::deserialize(result).map_err(|error| self.refuse(&format!("vf.show: {error}")))
     }
 
@@ -133,39 +134,35 @@ impl Agent {
     ///
     /// # Errors
     /// [`Code::Agent`].
-    pub fn set(&mut self, pf: Address, vf: u32, settings: &Settings) -> Result<(), Error> {
+    pub fn set(&self, pf: Mac, vf: u32, settings: &Settings) -> Result<(), Error> {
         let mut parameters = json!(settings);
-        parameters["pf"] = json!(pf);
+        parameters["pf"] = json!(pf.to_string());
         parameters["vf"] = json!(vf);
-        self.ask("vf.set", parameters).map(drop)
+        self.ask("vf.set", &parameters).map(drop)
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "made for this call")]
-    fn ask(&mut self, method: &str, parameters: Value) -> Result<Value, Error> {
-        self.id += 1;
-        let request =
-            json!({ "jsonrpc": "2.0", "id": self.id, "method": method, "params": parameters });
-        let mut line = Vec::new();
-        let said = self
-            .stream
-            .get_mut()
-            .write_all(format!("{request}\n").as_bytes())
-            .and_then(|()| self.stream.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut line));
-        if let Err(error) = said {
-            return Err(self.refuse(&format!("{method}: {error}")));
-        }
-        let answer: Value = serde_json::from_slice(&line).unwrap_or_default();
-        if answer["jsonrpc"] != "2.0" || answer["id"] != self.id {
-            let text =
-                format!("{method}: no answer to it; is this agent too old for virtual functions?");
-            return Err(self.refuse(&text));
-        }
-        match (&answer["error"], &answer["result"]) {
-            (Value::Null, result) => Ok(result.clone()),
-            (error, _) => {
-                let said = error["message"].as_str().unwrap_or("no message");
-                let said = crate::call::shortened(said, 500);
+    /// Asks in a connection of its own, as the agent has it.
+    fn ask(&self, method: &str, parameters: &Value) -> Result<Value, Error> {
+        let question = json!({ "ask": "daemon", "method": method, "params": parameters });
+        let asked = || -> io::Result<Vec<u8>> {
+            let mut stream = UnixStream::connect(&self.path)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            stream.write_all(format!("{question}\n").as_bytes())?;
+            let mut answer = Vec::new();
+            stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = asked().map_err(|error| self.refuse(&format!("{method}: {error}")))?;
+        match serde_json::from_slice(&answer) {
+            Ok(Said::Result(result)) => Ok(result),
+            Ok(Said::Error(said)) => {
+                let said = crate::call::shortened(&said, 500);
                 Err(self.refuse(&format!("{method}: {said}")))
+            }
+            Err(_) => {
+                let text = "no answer to it; is this agent too old for virtual functions?";
+                Err(self.refuse(&format!("{method}: {text}")))
             }
         }
     }

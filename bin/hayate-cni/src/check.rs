@@ -86,9 +86,10 @@ pub(crate) fn check(context: &Context<'_>) -> Result<(), Error> {
         }
     }
     if conf.needs_agent() {
-        let (pf, number) = Sysfs::new(&machine.sysfs).pf_of(vf)?;
+        let sysfs = Sysfs::new(&machine.sysfs);
+        let (pf, number) = sysfs.pf_of(vf)?;
         let wanted = conf.settings_for(link.mac);
-        let now = Agent::connect(&conf.agent)?.show(pf.address, number)?;
+        let now = Agent::connect(&conf.agent)?.show(sysfs.mac(pf.address)?, number)?;
         if !wanted.hold_in(&now) {
             let text = format!("VF {vf} has the settings {now:?} instead of {wanted:?}");
             return Err(changed(text));

@@ -155,6 +155,20 @@ impl Sysfs {
         Ok((pf, number.ok_or_else(|| refuse("its PF does not know it"))?))
     }
 
+    /// The address of a PF's interface, which is its name on the other side.
+    ///
+    /// # Errors
+    /// When it has no interface here.
+    pub fn mac(&self, pf: Address) -> Result<Mac, Error> {
+        let device = self.device(pf);
+        let found = self.interfaces(pf).into_iter().find_map(|(name, parent)| {
+            let of = if is_virtio(&parent) { device.join(parent) } else { device.clone() };
+            let text = fs::read_to_string(of.join("net").join(name).join("address")).ok()?;
+            text.trim().parse().ok()
+        });
+        found.ok_or_else(|| Error::new(Code::NoFunction, format!("PF {pf}: it has no interface")))
+    }
+
     /// Names its interface may have in this namespace, and what the kernel calls the interface's device
     /// (`virtio3`), which stays when it is renamed.
     pub fn interfaces(&self, vf: Address) -> Vec<(String, String)> {

@@ -341,7 +341,7 @@ impl Host {
         }
         // Last, as it may be away for longer.
         if let Some((socket, settings)) = &home.settings {
-            Agent::connect(socket)?.set(pf, number, settings)?;
+            Agent::connect(socket)?.set(self.sysfs.mac(pf)?, number, settings)?;
         }
         Ok(())
     }
