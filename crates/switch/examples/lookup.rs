@@ -96,7 +96,12 @@ fn main() {
             measure(&switch, frames, |snapshot, (port, head)| {
                 match cache.lookup(snapshot, *port, head.bytes(), 1) {
                     Verdict::Flood(flood) => {
-                        black_box(snapshot.flood(flood).map(|m| m.port.index()).sum::<usize>());
+                        black_box(
+                            snapshot
+                                .flood(flood, Mac::BROADCAST)
+                                .map(|m| m.port.index())
+                                .sum::<usize>(),
+                        );
                     }
                     other => {
                         black_box(other);

@@ -426,8 +426,8 @@ impl Snapshot {
             let latest = self.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));
             return Decision { verdict, remember: remember.filter(|_| latest) };
         }
-        let flood = Flood { in_port, dst: eth.dst, class };
-        if self.flood(flood).next().is_none() {
+        let flood = Flood { in_port, class };
+        if self.flood(flood, eth.dst).next().is_none() {
             return drop(DropReason::NoDestination);
         }
         Verdict::Flood(flood).into()

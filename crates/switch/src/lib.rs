@@ -155,6 +155,5 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flood {
     in_port: PortId,
-    dst: Mac,
     class: vlan::Class,
 }

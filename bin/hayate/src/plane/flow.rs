@@ -34,18 +34,24 @@ impl Plane {
     pub(crate) fn explain(&self, from: PortHandle, frame: &[u8]) -> Result<Vec<Seen>, PlaneError> {
         let steps = self.host.explain(from, frame)?;
         let last = steps.len().saturating_sub(1);
-        let steps = steps.into_iter().enumerate();
-        Ok(steps.filter_map(|(place, step)| self.seen(&step, place == last)).collect())
+        let mut dst = frame.first_chunk().map_or(packet::Mac::BROADCAST, |dst| packet::Mac(*dst));
+        let seen = |(place, step)| {
+            if let Step::Bypassed { addresses, .. } = &step {
+                dst = addresses.1;
+            }
+            self.seen(&step, place == last, dst)
+        };
+        Ok(steps.into_iter().enumerate().filter_map(seen).collect())
     }
 
-    fn seen(&self, step: &Step, last: bool) -> Option<Seen> {
+    fn seen(&self, step: &Step, last: bool, dst: packet::Mac) -> Option<Seen> {
         Some(match *step {
             Step::Switched(_, Verdict::Forward { port, .. }) => Seen::Forward(port),
             // What the router does is what follows.
             Step::Switched(_, Verdict::Router { port, .. }) => {
                 return last.then_some(Seen::Forward(port));
             }
-            Step::Switched(_, Verdict::Flood(flood)) => Seen::Flood(self.host.flooded(flood)),
+            Step::Switched(_, Verdict::Flood(flood)) => Seen::Flood(self.host.flooded(flood, dst)),
             Step::Switched(_, Verdict::Drop(reason)) => {
                 Seen::Dropped { reason: reason.name(), meaning: reason.help() }
             }

@@ -195,9 +195,9 @@ impl Host {
         Ok(self.0.switch.snapshot().explain(from, frame, packet, &Checked::PLAIN))
     }
 
-    /// The ports of a flood that [`Host::explain`] told of.
-    pub fn flooded(&self, flood: Flood) -> Vec<PortId> {
-        self.0.switch.snapshot().flood(flood).map(|member| member.port).collect()
+    /// The ports of a flood that [`Host::explain`] told of, of a frame to `dst`.
+    pub fn flooded(&self, flood: Flood, dst: Mac) -> Vec<PortId> {
+        self.0.switch.snapshot().flood(flood, dst).map(|member| member.port).collect()
     }
 
     /// Waits until no worker deals with a frame that it took up before.

@@ -1,10 +1,10 @@
 //! One frame from where it came in to where it goes: check, look up, edit, send.
 
 use guestmem::GuestSlice;
-use packet::eth::ETH_HLEN;
+use packet::eth::{ETH_HLEN, Eth};
 use packet::route::Packet;
 use packet::tuple::Tuple;
-use packet::{Checked, Head, Offloads, VirtioNetHdr, VlanEdit};
+use packet::{Checked, Head, Mac, Offloads, VirtioNetHdr, VlanEdit};
 use switch::rules::PortRules;
 use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Verdict};
 
@@ -68,6 +68,11 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
+    /// Whether anything is asked of frames from this port, or of frames to some port.
+    pub(crate) fn asks(&self, port: PortId) -> bool {
+        self.switch.has_rules() || self.switch.guard(port).is_some()
+    }
+
     /// Announces the frame that comes [`Cache::AHEAD`] frames after the next. What is read of it
     /// here is read again when it comes.
     #[inline]
@@ -79,8 +84,10 @@ impl Lookup<'_> {
 
     /// Forwards one frame of `len` bytes that came with `header`: `head` holds its beginning,
     /// `body` the rest. What is not sent is counted at the sender or the receiver.
+    ///
+    /// `CHECKED`: something may be [asked](Lookup::asks) of it. What is asked of none is no code for any.
     #[inline(always)]
-    pub(crate) fn forward(
+    pub(crate) fn forward<const CHECKED: bool>(
         &mut self,
         sender: &Sender<'_>,
         header: VirtioNetHdr,
@@ -90,14 +97,15 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) {
         let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
-        let done = match accept(&mut frame, &header, sender) {
-            Ok(()) if sender.special => self.examine(sender, &mut frame, egress),
-            Ok(()) => self.route(sender, &mut frame, egress),
-            Err(reason) => Err(reason),
+        let reason = match accept(&mut frame, &header, sender) {
+            Ok(()) if CHECKED && sender.special => return self.examine(sender, &mut frame, egress),
+            Ok(()) => match self.route::<CHECKED>(sender, &mut frame, egress) {
+                Ok(()) => return,
+                Err(reason) => reason,
+            },
+            Err(reason) => reason,
         };
-        if let Err(reason) = done {
-            sender.counters.drop(reason, 1);
-        }
+        sender.counters.drop(reason, 1);
     }
 
     /// Looks a frame up and sends it where it goes.
@@ -105,7 +113,7 @@ impl Lookup<'_> {
     /// # Errors
     /// Under which name it is dropped, if that was not counted.
     #[inline(always)]
-    pub(super) fn route(
+    pub(super) fn route<const CHECKED: bool>(
         &mut self,
         sender: &Sender<'_>,
         frame: &mut Frame<'_, '_>,
@@ -129,7 +137,7 @@ impl Lookup<'_> {
                 Verdict::Drop(reason) => return Err(reason),
             },
         };
-        if self.switch.has_rules() {
+        if CHECKED && self.switch.has_rules() {
             self.deliver(to, sender, frame, egress);
         } else {
             egress.send(to, frame, sender.counters);
@@ -190,7 +198,9 @@ impl Lookup<'_> {
         let n = frame.body.copy_to(room);
         let body = Body::Local(room.get(..n).unwrap_or_default());
         let mut copies = 0u64;
-        for member in switch.flood(flood) {
+        // What is flooded has a header.
+        let dst = Eth::parse(frame.head.bytes()).map_or(Mac::BROADCAST, |eth| eth.dst);
+        for member in switch.flood(flood, dst) {
             let mut head = frame.head.clone();
             let (offload, len) = (frame.offload, frame.len);
             let mut copy = Frame { head: &mut head, offload, body, len };

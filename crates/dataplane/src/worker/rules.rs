@@ -16,9 +16,20 @@ use crate::frame::{Body, Frame};
 use crate::worker::forward::{Lookup, Sender};
 
 impl Lookup<'_> {
-    /// Forwards a frame from a port with checks or rules.
-    #[inline(never)]
+    /// Forwards a frame from a port with checks or rules, and counts it if that drops it.
+    #[cold]
     pub(super) fn examine(
+        &mut self,
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) {
+        if let Err(reason) = self.try_examine(sender, frame, egress) {
+            sender.counters.drop(reason, 1);
+        }
+    }
+
+    fn try_examine(
         &mut self,
         sender: &Sender<'_>,
         frame: &mut Frame<'_, '_>,
@@ -28,19 +39,30 @@ impl Lookup<'_> {
             guard.check(frame.head.bytes())?;
             guard.meter(frame.len, sender.now_ns)?;
         }
-        let Some(rules) = sender.rules else { return self.route(sender, frame, egress) };
+        let Some(rules) = sender.rules else { return self.route_aside(sender, frame, egress) };
         let judging = (&rules.from, rules.connections());
         self.fetched(rules.from.mirrors(), frame, |lookup, frame| {
             match lookup.judge(judging, sender, frame, egress)? {
-                Some(to) => egress.send(to, frame, sender.counters),
-                None => lookup.route(sender, frame, egress)?,
+                Some(to) => egress.send_aside(to, frame, sender.counters),
+                None => lookup.route_aside(sender, frame, egress)?,
             }
             Ok(())
         })
     }
 
-    /// Sends a frame out by a port, if the port's rules let it.
+    /// [`Lookup::route`] once more, away from the usual way.
     #[inline(never)]
+    fn route_aside(
+        &mut self,
+        sender: &Sender<'_>,
+        frame: &mut Frame<'_, '_>,
+        egress: &mut Egress<'_>,
+    ) -> Result<(), DropReason> {
+        self.route::<true>(sender, frame, egress)
+    }
+
+    /// Sends a frame out by a port, if the port's rules let it.
+    #[cold]
     pub(super) fn deliver(
         &mut self,
         to: PortId,
@@ -49,12 +71,12 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) {
         let Some(rules) = self.switch.rules(to) else {
-            return egress.send(to, frame, sender.counters);
+            return egress.send_aside(to, frame, sender.counters);
         };
         let judging = (&rules.to, rules.connections());
         self.fetched(rules.to.mirrors(), frame, |lookup, frame| {
             match lookup.judge(judging, sender, frame, egress) {
-                Ok(other) => egress.send(other.unwrap_or(to), frame, sender.counters),
+                Ok(other) => egress.send_aside(other.unwrap_or(to), frame, sender.counters),
                 Err(reason) => egress.refuse(to, frame, reason, sender.counters),
             }
         });
@@ -112,7 +134,7 @@ impl Lookup<'_> {
 fn mirror(to: PortId, sender: &Sender<'_>, frame: &Frame<'_, '_>, egress: &mut Egress<'_>) {
     let mut head = frame.head.clone();
     let Frame { offload, body, len, .. } = *frame;
-    egress.send(to, &mut Frame { head: &mut head, offload, body, len }, sender.counters);
+    egress.send_aside(to, &mut Frame { head: &mut head, offload, body, len }, sender.counters);
     sender.counters.flood_copies.add(1);
 }
 

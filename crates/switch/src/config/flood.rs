@@ -19,6 +19,7 @@ pub struct FloodMember {
 #[derive(Clone, Debug)]
 pub struct FloodMembers<'s> {
     flood: Flood,
+    dst: Mac,
     /// Ports that get no frames to this address, unless it is theirs; ascending.
     picky: &'s [(PortId, Mac)],
     narrow: std::slice::Iter<'s, (u16, PortId)>,
@@ -30,8 +31,8 @@ impl Iterator for FloodMembers<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<FloodMember> {
-        let Flood { in_port, dst, class } = self.flood;
-        let picky = self.picky;
+        let Flood { in_port, class } = self.flood;
+        let (picky, dst) = (self.picky, self.dst);
         let wanted = |port: PortId| {
             let place = picky.binary_search_by_key(&port, |(port, _)| *port);
             place.ok().and_then(|place| picky.get(place)).is_none_or(|(_, own)| *own == dst)
@@ -48,10 +49,11 @@ impl Iterator for FloodMembers<'_> {
 }
 
 impl Snapshot {
-    /// The ports of a flood, with what to do to the tag for each. In no particular order.
+    /// The ports of a flood of a frame to `dst`, with what to do to the tag for each. In no particular
+    /// order.
     #[inline]
-    pub fn flood(&self, flood: Flood) -> FloodMembers<'_> {
-        let Flood { in_port, dst, class } = flood;
+    pub fn flood(&self, flood: Flood, dst: Mac) -> FloodMembers<'_> {
+        let Flood { in_port, class } = flood;
         let network = self.port(in_port).and_then(|port| self.network(port.network));
         let (narrow, wide) = network.map_or((&[][..], &[][..]), |n| (&n.narrow[..], &n.wide[..]));
         let from = narrow.partition_point(|(vid, _)| *vid < class.fid);
@@ -60,6 +62,6 @@ impl Snapshot {
         let narrow = narrow.get(..to).unwrap_or_default();
         let picky = network.map_or(&[][..], |network| &network.picky[..]);
         let picky = if dst.is_multicast() { &[] } else { picky };
-        FloodMembers { flood, picky, narrow: narrow.iter(), wide: wide.iter() }
+        FloodMembers { flood, dst, picky, narrow: narrow.iter(), wide: wide.iter() }
     }
 }

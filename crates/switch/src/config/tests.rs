@@ -138,7 +138,8 @@ fn a_trunk_talks_to_access_ports_and_a_second_tag_is_never_uncovered() {
         bytes.splice(12..12, tags.iter().copied());
         match snapshot.lookup(f.ports[0], &bytes, 1) {
             Verdict::Flood(flood) => {
-                let members = snapshot.flood(flood).map(|m| (m.port.index(), m.edit));
+                let members = snapshot.flood(flood, Mac::BROADCAST);
+                let members = members.map(|m| (m.port.index(), m.edit));
                 let mut members: Vec<_> = members.collect();
                 members.sort_by_key(|member| member.0);
                 Ok(members)
@@ -171,7 +172,7 @@ fn tags_appear_on_the_way_from_access_to_trunk() {
     ]);
     let snapshot = f.switch.snapshot();
     let edits = |bytes: &[u8]| match snapshot.lookup(f.ports[0], bytes, 1) {
-        Verdict::Flood(flood) => snapshot.flood(flood).map(|m| m.edit).collect(),
+        Verdict::Flood(flood) => snapshot.flood(flood, Mac::BROADCAST).map(|m| m.edit).collect(),
         _ => vec![],
     };
     let push = VlanEdit::Push(packet::Tci(20));
@@ -266,7 +267,7 @@ fn a_port_that_goes_down_is_forgotten() {
     let verdict = f.send(1, station(1), station(2), 1);
     let Verdict::Flood(flood) = verdict else { panic!("{verdict:?}") };
     let snapshot = f.switch.snapshot();
-    assert!(snapshot.flood(flood).map(|m| m.port).eq([f.ports[2]]));
+    assert!(snapshot.flood(flood, station(1)).map(|m| m.port).eq([f.ports[2]]));
     assert_eq!(f.stats().flushed, 1);
 }
 

@@ -126,9 +126,10 @@ fn ports(modes: &[VlanMode]) -> (Switch, Vec<PortId>) {
     (switch, ports)
 }
 
-fn members(switch: &Switch, verdict: Verdict) -> Vec<PortId> {
+fn members(switch: &Switch, dst: Mac, verdict: Verdict) -> Vec<PortId> {
     let Verdict::Flood(flood) = verdict else { panic!("{verdict:?}") };
-    let mut members: Vec<_> = switch.snapshot().flood(flood).map(|member| member.port).collect();
+    let mut members: Vec<_> =
+        switch.snapshot().flood(flood, dst).map(|member| member.port).collect();
     members.sort_unstable();
     members
 }
@@ -145,15 +146,15 @@ fn without_trust_a_port_has_one_address() {
         cache.lookup(&switch.snapshot(), port, &head, 1)
     };
     // Another source passes and is not learned; frames to nobody known do not come, but its own do.
-    assert_eq!(members(&switch, send(vf, OTHER, UNKNOWN)), [peer, third]);
-    assert_eq!(members(&switch, send(peer, UNKNOWN, OTHER)), [third]);
-    assert_eq!(members(&switch, send(peer, OWN, OTHER)), [vf, third]);
-    assert_eq!(members(&switch, send(peer, Mac::BROADCAST, OTHER)), [vf, third]);
+    assert_eq!(members(&switch, OTHER, send(vf, OTHER, UNKNOWN)), [peer, third]);
+    assert_eq!(members(&switch, UNKNOWN, send(peer, UNKNOWN, OTHER)), [third]);
+    assert_eq!(members(&switch, OWN, send(peer, OWN, OTHER)), [vf, third]);
+    assert_eq!(members(&switch, Mac::BROADCAST, send(peer, Mac::BROADCAST, OTHER)), [vf, third]);
     let edit = VlanEdit::Keep;
     assert_eq!(send(vf, OTHER, UNKNOWN), Verdict::Forward { port: peer, edit });
     assert_eq!(send(vf, OTHER, OWN), Verdict::Forward { port: peer, edit });
     assert_eq!(send(peer, OWN, OTHER), Verdict::Forward { port: vf, edit });
-    assert_eq!(members(&switch, send(peer, UNKNOWN, OTHER)), [third]);
+    assert_eq!(members(&switch, UNKNOWN, send(peer, UNKNOWN, OTHER)), [third]);
     // With trust it is learned at last.
     switch.set_policy(vf, &Policy::default()).unwrap();
     send(vf, OTHER, UNKNOWN);

@@ -73,7 +73,8 @@ pub(crate) fn outcome(snapshot: &Snapshot, verdict: Verdict, frame: &Frame) -> O
             Outcome::Forward(port, edited(edit))
         }
         Verdict::Flood(flood) => {
-            let members: Vec<_> = snapshot.flood(flood).map(|m| (m.port, edited(m.edit))).collect();
+            let members: Vec<_> =
+                snapshot.flood(flood, frame.dst).map(|m| (m.port, edited(m.edit))).collect();
             let map: BTreeMap<_, _> = members.iter().cloned().collect();
             assert_eq!(map.len(), members.len(), "a port twice in {members:?}");
             Outcome::Flood(map)

@@ -5,7 +5,7 @@
 
 use super::checks::{exists, invalid, not_static};
 use super::{Pf, Port, Registry, Tables, host, not_found};
-use api::{Error, ErrorCode, Function, Mac, Name, Origin, PfConfig, PfFunction, PortState};
+use api::{Error, ErrorCode, Function, Name, Origin, PfConfig, PfFunction, PortState};
 use tracing::{info, warn};
 
 impl Registry {

@@ -58,7 +58,8 @@ impl LiveTx {
             return 0;
         }
         self.disarm();
-        let taken = self.take(forward);
+        let asked = forward.lookup.asks(self.port.id);
+        let taken = if asked { self.take::<true>(forward) } else { self.take::<false>(forward) };
         let vanished = self.mem.faulted();
         if (taken.is_err() || vanished)
             && let Kind::Vhost(vhost) = &self.port.kind
@@ -72,7 +73,10 @@ impl LiveTx {
         taken.unwrap_or(0)
     }
 
-    fn take(&mut self, forward: &mut Forward<'_>) -> Result<usize, GuestFault> {
+    fn take<const CHECKED: bool>(
+        &mut self,
+        forward: &mut Forward<'_>,
+    ) -> Result<usize, GuestFault> {
         let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let Forward { lookup, head, egress } = forward;
@@ -109,7 +113,7 @@ impl LiveTx {
                         let begun = head.block_mut().map_or(0, |block| frame.copy_to_block(block));
                         head.set_len(begun);
                         let body = Body::One(frame.skip(begun));
-                        lookup.forward(&sender, header, head, body, len, egress);
+                        lookup.forward::<CHECKED>(&sender, header, head, body, len, egress);
                     } else {
                         counters.drop(DropReason::Runt, 1);
                     }
@@ -131,7 +135,7 @@ impl LiveTx {
                             _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
                         };
                         let body = Body::Guest { slices, skip };
-                        lookup.forward(&sender, header, head, body, len, egress);
+                        lookup.forward::<CHECKED>(&sender, header, head, body, len, egress);
                     } else {
                         counters.drop(DropReason::QueueDisabled, 1);
                     }
