@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::address;
 use crate::cut::{Cursor, Limits, Part};
@@ -319,7 +319,8 @@ impl<T> Endpoint<T> {
         self.ended.pop_front()
     }
 
-    /// Whether there is nothing to do before the descriptor ([`AsFd`]) becomes readable.
+    /// Whether there is nothing to do before the descriptor ([`AsFd`]) becomes readable: also for who is woken up
+    /// only when it becomes so, not while it is.
     pub fn may_sleep(&mut self) -> bool {
         self.look_around();
         if !self.ended.is_empty() || !self.told.is_empty() || matches!(self.state, State::Ended(_))
@@ -328,7 +329,15 @@ impl<T> Endpoint<T> {
         }
         let (events, completions) = (self.events.handle.get(), self.completions.get());
         // SAFETY: all three are open.
-        unsafe { ffi::shim_trywait(self.domain.fabric.get(), events, completions) == 0 }
+        let may = unsafe { ffi::shim_trywait(self.domain.fabric.get(), events, completions) == 0 };
+        // The provider `tcp` takes one message from its socket at a time, leaves the next one there, and says that
+        // it has none: the edge that told of both is gone.
+        may && !self.is_readable()
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut fds = [PollFd::new(&self.readiness, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// Tells the peer that this is the end, closes, and gives back every operation: what had not ended is

@@ -6,7 +6,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{BufRead, BufReader};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Depth, Ended, Endpoint, Error, Fabric, Kind, Local, Remote, Rights, State};
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 mod numbers;
 
@@ -197,6 +199,49 @@ fn bytes_arrive_both_ways() {
     drop(server);
     let client = owner.join().unwrap();
     assert_eq!(client.in_flight(), 0);
+}
+
+/// Whether something has happened since this was asked.
+fn woken(bed: &OwnedFd) -> bool {
+    let mut room = [const { MaybeUninit::<epoll::Event>::uninit() }; 4];
+    !epoll::wait(bed, &mut room, Some(&Timespec::default())).unwrap().0.is_empty()
+}
+
+/// Whoever hears of a change only, as a worker does, is not left asleep with bytes unread.
+#[test]
+fn nothing_is_left_behind_by_who_sleeps() {
+    if missing() {
+        return;
+    }
+    let Pair { ours, theirs, mut server, mut client } = pair(Depth::default());
+    let (here, there) = (memory(4 << 20), memory(4 << 20));
+    let local = ours.register(&here, Rights::Local).unwrap();
+    let registered = theirs.register(&there, Rights::RemoteWrite).unwrap();
+    let bed = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&bed, &client, epoll::EventData::new_u64(0), edges).unwrap();
+    // Pages of a guest, which lie here and there: many messages, and nothing to be told of but the last.
+    let pages: Vec<(u64, u32)> = (0..256).map(|n| (n * 8192, 4096)).collect();
+    let to = segments(&there, &pages);
+    for number in 0..20 {
+        let from = local.at(0, 1 << 20).unwrap();
+        from.segments().copy_from(&pattern(number, 1 << 20));
+        server.write(from, registered.remote(&to).unwrap(), number).unwrap();
+        let since = Instant::now();
+        while server.ended().is_none() {
+            server.poll();
+            client.poll();
+            // What comes after this is an edge.
+            woken(&bed);
+            if client.may_sleep() {
+                let mut fds = [PollFd::new(&client, PollFlags::IN)];
+                let left = poll(&mut fds, Some(&Timespec::default())).unwrap();
+                assert!(left == 0 || woken(&bed), "{number}: asleep beside bytes");
+            }
+            assert!(since.elapsed() < PATIENCE);
+        }
+        assert!(bytes(&to) == pattern(number, 1 << 20), "{number}");
+    }
 }
 
 #[test]
