@@ -14,10 +14,6 @@ use crate::pipe::Pipe;
 
 /// Room for what has arrived and was not taken: any frame without its data fits.
 const INPUT: usize = MAX_CONTROL as usize + frame::HEADER;
-/// What is read ahead of frames while much data comes, which belongs elsewhere.
-const AHEAD: usize = 512;
-/// That is much data for one frame.
-const MUCH: u64 = 32 << 10;
 /// Frames that are collected before memory for more is taken.
 const OUTPUT: usize = 4096;
 /// Most bytes of frames, without data, that wait for a peer to read: more than all it may have under way
@@ -41,13 +37,6 @@ pub struct Wire {
     sent: VecDeque<u64>,
     /// Something has arrived since somebody asked.
     heard: bool,
-    /// Bytes of the data that is being taken that went to their place at once.
-    direct: u64,
-    /// Much did.
-    much: bool,
-    /// The socket gave less than there was room for: whoever asks next is told that there is nothing,
-    /// without asking the socket again.
-    dry: bool,
 }
 
 #[derive(Debug)]
@@ -93,19 +82,7 @@ impl Wire {
             room.copy_from_slice(arrived);
         }
         let (output, sent) = (VecDeque::new(), VecDeque::new());
-        Wire {
-            pipe,
-            input,
-            start: 0,
-            end,
-            output,
-            own: 0,
-            sent,
-            heard: true,
-            direct: 0,
-            much: false,
-            dry: false,
-        }
+        Wire { pipe, input, start: 0, end, output, own: 0, sent, heard: true }
     }
 
     /// The descriptor, to wait for.
@@ -149,16 +126,11 @@ impl Wire {
                 }
                 continue;
             }
-            if std::mem::take(&mut self.dry) {
-                return Ok(false);
-            }
             match self.pipe.receive(to) {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(count) => {
                     self.heard = true;
                     to.advance(count as u64);
-                    self.direct += count as u64;
-                    self.dry = !to.is_empty();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -168,7 +140,6 @@ impl Wire {
                 Err(error) => return Err(WireError::Io(error)),
             }
         }
-        self.much = std::mem::take(&mut self.direct) > MUCH;
         Ok(true)
     }
 
@@ -187,24 +158,17 @@ impl Wire {
 
     /// Takes what has arrived, as much as there is room for; whether that was anything.
     fn fill(&mut self) -> Result<bool, WireError> {
-        if std::mem::take(&mut self.dry) {
-            return Ok(false);
-        }
         if self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         loop {
-            let end = if self.much { self.end + AHEAD } else { INPUT }.min(self.input.len());
-            let room = self.input.get_mut(self.end..end).unwrap_or_default();
-            // Records of TLS end where they like.
-            let whole = self.pipe.is_plain().then_some(room.len());
+            let room = self.input.get_mut(self.end..).unwrap_or_default();
             match self.pipe.read(room) {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(count) => {
                     self.end += count;
                     self.heard = true;
-                    self.dry = whole.is_some_and(|room| count < room);
                     return Ok(true);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),

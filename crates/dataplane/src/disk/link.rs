@@ -249,8 +249,6 @@ impl Link {
             Some(Line::Wire(wire)) => wire,
             Some(Line::Rma(_)) => return self.try_pump_rma(done),
         };
-        // What is sent now is not answered yet.
-        let nothing = self.client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = self.client.send() {
@@ -261,7 +259,7 @@ impl Link {
                 }
             }
             wire.flush()?;
-            if nothing || (self.client.under_way() == 0 && !self.readable) {
+            if self.client.under_way() == 0 && !self.readable {
                 return Ok(());
             }
             self.readable = false;
@@ -289,8 +287,6 @@ impl Link {
         else {
             return Ok(());
         };
-        // What is sent now is not answered yet.
-        let nothing = client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = client.send() {
@@ -315,7 +311,7 @@ impl Link {
                 rma.frame(|bytes| frame::request(bytes, tag, &request))?;
             }
             rma.flush()?;
-            if nothing || (client.under_way() == 0 && !self.readable) {
+            if client.under_way() == 0 && !self.readable {
                 return Ok(());
             }
             self.readable = false;
