@@ -2,10 +2,11 @@
 
 use crate::port::config::in_range;
 use crate::{
-    Mac, Moderation, Name, Offload, Origin, PortConfig, PortKind, PortState, Timestamp, Traffic,
-    Wrong,
+    Mac, Moderation, Name, Offload, Origin, PortConfig, PortKind, PortPolicy, PortState, Timestamp,
+    Traffic, Wrong,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Most VFs of a PF: with the PF itself, so many functions has a device (PCIe 6.0, 6.13, ARI).
 pub const MAX_VFS: u16 = 255;
@@ -50,6 +51,9 @@ pub struct PfConfig {
     /// Offloads and ring features not to offer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_offload: Vec<Offload>,
+    /// What is enforced on functions, by the names of their ports. By default nothing is.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub policies: BTreeMap<Name, PortPolicy>,
 }
 
 impl PfConfig {
@@ -64,6 +68,7 @@ impl PfConfig {
             moderation: None,
             mac_limit: None,
             no_offload: Vec::new(),
+            policies: BTreeMap::new(),
         }
     }
 
@@ -73,11 +78,19 @@ impl PfConfig {
     /// The first field that is wrong, and what is allowed.
     pub fn check(&self) -> Result<(), Wrong> {
         in_range("vfs", Some(self.vfs), 1, MAX_VFS, "VFs")?;
-        self.port().check()
+        self.general().check()?;
+        self.policies.keys().try_for_each(|port| self.port(port).check())
     }
 
-    /// What the port of each function is made with.
-    pub fn port(&self) -> PortConfig {
+    /// What the port of this function is made with.
+    pub fn port(&self, port: &Name) -> PortConfig {
+        PortConfig {
+            policy: self.policies.get(port).cloned().unwrap_or_default(),
+            ..self.general()
+        }
+    }
+
+    fn general(&self) -> PortConfig {
         PortConfig {
             vm: Some(self.vm.clone()),
             queues: self.queues,
@@ -92,7 +105,7 @@ impl PfConfig {
     /// All functions of the PF `pf` and the names of their ports: the PF, then the VFs.
     ///
     /// # Errors
-    /// The name of the PF is so long that a VF's would be no [`Name`].
+    /// The name of the PF is so long that a VF's would be no [`Name`], or there is a policy for no function.
     pub fn functions(&self, pf: &Name) -> Result<Vec<(Name, Function)>, Wrong> {
         let function = |vf| Function { pf: pf.clone(), vf };
         let mut all = vec![(pf.clone(), function(None))];
@@ -103,6 +116,10 @@ impl PfConfig {
                 Wrong::new("name", message)
             })?;
             all.push((port, function(Some(vf))));
+        }
+        let known = |port: &Name| all.iter().any(|(name, _)| name == port);
+        if let Some(port) = self.policies.keys().find(|port| !known(port)) {
+            return Err(Wrong::new("policies", format!("{port} is no function of {pf}")));
         }
         Ok(all)
     }

@@ -50,8 +50,9 @@ pub(crate) fn reference() -> String {
     section::<PfConfig>(
         &mut text,
         "`[pfs.NAME]`",
-        "A PF of a VM and its VFs, each a port: docs/virtual-functions.md.",
-        &[],
+        "A PF of a VM and its VFs, each a port: docs/virtual-functions.md. What is enforced on them is in \
+         `[pfs.NAME.policies]`, a line `PORT = { ... }` for each, with the keys of `[ports.NAME.policy]`.",
+        &["policies"],
     );
     section::<DiskConfig>(
         &mut text,

@@ -1,11 +1,11 @@
 //! PFs and their VFs: ports of a VM that come and go together.
 //!
-//! A function is a port like any other, which knows its PF ([`api::Function`]). Only the PF is saved, and
-//! its ports are derived from it.
+//! A function is a port like any other, which knows its PF ([`api::Function`]). Only the PF is saved, with
+//! what is enforced on its functions, and its ports are derived from it.
 
 use super::checks::{exists, invalid, not_static};
 use super::{Pf, Port, Registry, Tables, host, not_found};
-use api::{Error, ErrorCode, Function, Name, Origin, PfConfig, PfFunction, PortState};
+use api::{Error, ErrorCode, Function, Name, Origin, PfConfig, PfFunction, PortConfig, PortState};
 use tracing::{info, warn};
 
 impl Registry {
@@ -19,7 +19,9 @@ impl Registry {
         config.check().map_err(|wrong| invalid(&wrong))?;
         let functions = config.functions(name).map_err(|wrong| invalid(&wrong))?;
         let _changing = self.changing.lock().await;
-        let same = self.tables.read().pfs.get(name).map(|pf| pf.config == config);
+        // What is enforced may have been changed since.
+        let made = |of: &PfConfig| PfConfig { policies: config.policies.clone(), ..of.clone() };
+        let same = self.tables.read().pfs.get(name).map(|pf| made(&pf.config) == config);
         match same {
             Some(true) => return Ok((self.pf(name)?, false)),
             Some(false) => return Err(exists("vf", name)),
@@ -61,7 +63,7 @@ impl Registry {
             return Err(Error::new(ErrorCode::Exists, message)
                 .hint("choose another name for the PF with --name"));
         }
-        let config = config.port();
+        let config = config.port(name);
         let (network, socket) = self.check_port(name, &config)?;
         // A new port has no past, whatever an old one of its name left behind.
         self.forget_rings(name);
@@ -115,7 +117,7 @@ impl Registry {
             );
         }
         for (port, function) in functions {
-            self.restore_port(&port, &config.port(), Some(function), origin).await;
+            self.restore_port(&port, &config.port(&port), Some(function), origin).await;
         }
         let pf = Pf { config: config.clone(), origin };
         self.tables.write().pfs.insert(name.clone(), pf);
@@ -177,6 +179,21 @@ impl Tables {
             self.ports.iter().filter(|(_, port)| own(port)).map(|(name, _)| name.clone()).collect();
         let ports = names.into_iter().filter_map(|name| self.ports.remove_entry(&name)).collect();
         (self.pfs.remove(name), ports)
+    }
+
+    /// Has a port this configuration, of which only what is enforced is another; that of a function is saved
+    /// with its PF.
+    pub(super) fn reconfigure(&mut self, name: &Name, config: PortConfig) {
+        let Some(port) = self.ports.get_mut(name) else { return };
+        let pf = port.function.as_ref().and_then(|function| self.pfs.get_mut(&function.pf));
+        if let Some(Pf { config: pf, .. }) = pf {
+            if config.policy.is_default() {
+                pf.policies.remove(name);
+            } else {
+                pf.policies.insert(name.clone(), config.policy.clone());
+            }
+        }
+        port.config = config;
     }
 
     /// A PF for which `test` holds.

@@ -113,17 +113,16 @@ impl Registry {
         let _changing = self.changing.lock().await;
         let (handle, config, before) = {
             let mut tables = self.tables.write();
-            let port = tables.ports.get_mut(name).ok_or_else(|| not_found("port", name))?;
+            let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
             not_static(self, "port", name, port.origin)?;
             let config = PortConfig { policy, ..port.config.clone() };
             config.check().map_err(|wrong| invalid(&wrong))?;
-            let before = std::mem::replace(&mut port.config, config.clone());
-            (port.handle(), config, before)
+            let (handle, before) = (port.handle(), port.config.clone());
+            tables.reconfigure(name, config.clone());
+            (handle, config, before)
         };
         if let Err(error) = self.save().await {
-            if let Some(port) = self.tables.write().ports.get_mut(name) {
-                port.config = before;
-            }
+            self.tables.write().reconfigure(name, before);
             return Err(error);
         }
         if let Some(handle) = handle {
