@@ -1,11 +1,18 @@
 //! GC: what no listed container has comes back.
 
+use std::time::{Duration, Instant};
+
 use crate::call::NAME_MAX;
 use crate::conf::Valid;
 use crate::error::{self, Code, Error};
-use crate::state::State;
+use crate::state::{Lock, State};
+use crate::sysfs::Address;
 use crate::vf::Host;
 use crate::{Context, del, ipam};
+
+/// How long VFs are waited for that somebody else is at work on, all together: a call that was killed may leave its
+/// lock with a child that has not yet become the program it was started for.
+const BRIEF: Duration = Duration::from_secs(1);
 
 pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
     let conf = context.conf;
@@ -21,14 +28,14 @@ pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
         let mut host = Host::new(context)?;
         let (attachments, unread) = host.state.attachments(Some(&conf.name))?;
         errors.extend(unread);
+        let until = Instant::now() + BRIEF;
         for found in attachments {
             let key = found.key.clone();
             let stays = |one: &Valid| one.container == key.container && one.ifname == key.ifname;
             if valid.iter().any(stays) {
                 continue;
             }
-            // Whoever has the lock is at work on it.
-            let Some(lock) = host.state.try_lock(found.vf)? else { continue };
+            let Some(lock) = idle(&host, found.vf, until)? else { continue };
             match host.state.attachment(&key) {
                 Ok(Some(now)) if now.token == found.token => {
                     let ended = del::end(context, &mut host, &lock, now, "GC");
@@ -39,7 +46,7 @@ pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
             }
         }
         for vf in host.state.vfs()? {
-            if let Some(lock) = host.state.try_lock(vf)? {
+            if let Some(lock) = idle(&host, vf, until)? {
                 errors.extend(host.settle(&lock).err());
             }
         }
@@ -47,4 +54,12 @@ pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
     }
     errors.extend(ipam::ask(context.call, conf, "GC").err());
     error::all(errors)
+}
+
+/// The lock of a VF, unless somebody keeps it: then they are at work on it.
+fn idle(host: &Host, vf: Address, until: Instant) -> Result<Option<Lock>, Error> {
+    match host.state.lock(vf, until) {
+        Err(error) if error.code == Code::Later => Ok(None),
+        other => other.map(Some),
+    }
 }
