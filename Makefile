@@ -24,7 +24,7 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 	$(CARGO) run --release -q -p e2e --bin demo
 
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 e2e-vf: setup build ## virtual functions that a real guest makes, in full: 200 writes to sriov_numvfs, 20 reboots
 	E2E_VF_FULL=1 $(CARGO) test -p e2e --test vf
