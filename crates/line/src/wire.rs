@@ -14,6 +14,10 @@ use crate::pipe::Pipe;
 
 /// Room for what has arrived and was not taken: any frame without its data fits.
 const INPUT: usize = MAX_CONTROL as usize + frame::HEADER;
+/// What is read ahead of frames while much data comes, which belongs elsewhere.
+const AHEAD: usize = 512;
+/// That is much data for one frame.
+const MUCH: u64 = 32 << 10;
 /// Frames that are collected before memory for more is taken.
 const OUTPUT: usize = 4096;
 /// Most bytes of frames, without data, that wait for a peer to read: more than all it may have under way
@@ -37,6 +41,26 @@ pub struct Wire {
     sent: VecDeque<u64>,
     /// Something has arrived since somebody asked.
     heard: bool,
+    /// Bytes of the data that is being taken that went to their place at once.
+    direct: u64,
+    /// Much did.
+    much: bool,
+    /// What the socket said last.
+    look: Look,
+}
+
+/// What is known of what has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// The socket may have something.
+    Unknown,
+    /// It gave less than there was room for: whoever asks next is told that there is nothing, without asking the
+    /// socket again. The peer may have ended all the same.
+    Short,
+    /// That was told.
+    Skipped,
+    /// It had nothing.
+    Empty,
 }
 
 #[derive(Debug)]
@@ -82,7 +106,19 @@ impl Wire {
             room.copy_from_slice(arrived);
         }
         let (output, sent) = (VecDeque::new(), VecDeque::new());
-        Wire { pipe, input, start: 0, end, output, own: 0, sent, heard: true }
+        Wire {
+            pipe,
+            input,
+            start: 0,
+            end,
+            output,
+            own: 0,
+            sent,
+            heard: true,
+            direct: 0,
+            much: false,
+            look: Look::Unknown,
+        }
     }
 
     /// The descriptor, to wait for.
@@ -126,13 +162,23 @@ impl Wire {
                 }
                 continue;
             }
+            if self.skips() {
+                return Ok(false);
+            }
             match self.pipe.receive(to) {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(count) => {
                     self.heard = true;
                     to.advance(count as u64);
+                    self.direct += count as u64;
+                    if !to.is_empty() {
+                        self.look = Look::Short;
+                    }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.look = Look::Empty;
+                    return Ok(false);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.raw_os_error() == Some(FAULT) => {
                     return Err(WireError::Vanished(0));
@@ -140,6 +186,7 @@ impl Wire {
                 Err(error) => return Err(WireError::Io(error)),
             }
         }
+        self.much = std::mem::take(&mut self.direct) > MUCH;
         Ok(true)
     }
 
@@ -156,22 +203,47 @@ impl Wire {
         Ok(true)
     }
 
+    /// Whether the socket need not be asked now; it is, the next time.
+    fn skips(&mut self) -> bool {
+        let skips = self.look == Look::Short;
+        self.look = if skips { Look::Skipped } else { Look::Unknown };
+        skips
+    }
+
+    /// Whether the socket has said that there is nothing, so that whatever comes now wakes up who waits for a
+    /// change of its descriptor.
+    pub fn may_sleep(&self) -> bool {
+        self.look == Look::Empty
+    }
+
     /// Takes what has arrived, as much as there is room for; whether that was anything.
     fn fill(&mut self) -> Result<bool, WireError> {
+        if self.skips() {
+            return Ok(false);
+        }
         if self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         loop {
-            let room = self.input.get_mut(self.end..).unwrap_or_default();
+            let end = if self.much { self.end + AHEAD } else { INPUT }.min(self.input.len());
+            let room = self.input.get_mut(self.end..end).unwrap_or_default();
+            // Records of TLS end where they like.
+            let whole = self.pipe.is_plain().then_some(room.len());
             match self.pipe.read(room) {
                 Ok(0) => return Err(WireError::Closed),
                 Ok(count) => {
                     self.end += count;
                     self.heard = true;
+                    if whole.is_some_and(|room| count < room) {
+                        self.look = Look::Short;
+                    }
                     return Ok(true);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.look = Look::Empty;
+                    return Ok(false);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(WireError::Io(error)),
             }

@@ -59,6 +59,8 @@ struct Moved {
     fetching: BTreeMap<u64, Box<Frame>>,
     storing: BTreeMap<u64, Box<Frame>>,
     next: u64,
+    /// The fabric was asked, and all that it had is being taken.
+    asked: bool,
 }
 
 impl Connection {
@@ -87,7 +89,14 @@ impl Connection {
         let memory = fabric.register(pool.memory(), Rights::Local).map_err(io::Error::other)?;
         let rma = Rma::new(fabric, endpoint, opened.requests, None)?;
         let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
-        let line = Line::Rma(Moved { rma: Box::new(rma), memory, fetching, storing, next: 0 });
+        let line = Line::Rma(Moved {
+            rma: Box::new(rma),
+            memory,
+            fetching,
+            storing,
+            next: 0,
+            asked: false,
+        });
         Ok(Connection { line, pool, server: Server::new(opened, write), looks: 0 })
     }
 
@@ -120,12 +129,11 @@ impl Connection {
 
     /// The socket tells about everything that comes after the last look.
     pub(super) fn arm(&mut self) -> bool {
-        self.looks = LOOKS;
-        if let Line::Rma(Moved { rma, .. }) = &mut self.line
-            && !rma.may_sleep()
-        {
-            self.looks = 0;
-        }
+        let sleeps = match &mut self.line {
+            Line::Wire(line) => line.wire.may_sleep(),
+            Line::Rma(line) => line.rma.may_sleep(),
+        };
+        self.looks = if sleeps { LOOKS } else { 0 };
         self.ready()
     }
 
@@ -134,14 +142,8 @@ impl Connection {
         match &mut self.line {
             Line::Wire(line) if line.wire.is_behind() => self.flush()?,
             Line::Wire(_) => {}
-            // What came before the end is answered to nobody.
-            Line::Rma(line) => {
-                line.rma.flush()?;
-                line.rma.poll()?;
-                if line.rma.told().is_some() {
-                    return Err(WireError::Unexpected("a number that nobody asked for").into());
-                }
-            }
+            Line::Rma(line) if line.asked => {}
+            Line::Rma(line) => line.ask()?,
         }
         loop {
             let next = match &mut self.line {
@@ -160,7 +162,9 @@ impl Connection {
                     if let Some((number, result)) = line.rma.moved() {
                         return self.moved(number, result.is_ok(), judge);
                     }
-                    line.rma.item(said)?
+                    let item = line.rma.item(said)?;
+                    line.asked &= item.is_some();
+                    item
                 }
             };
             let (tag, request) = match next {
@@ -347,6 +351,18 @@ impl Connection {
 }
 
 impl Moved {
+    /// Asks the fabric what has happened: once for all that it then has.
+    fn ask(&mut self) -> Result<(), WireError> {
+        self.rma.flush()?;
+        // What came before the end is answered to nobody.
+        self.rma.poll()?;
+        if self.rma.told().is_some() {
+            return Err(WireError::Unexpected("a number that nobody asked for"));
+        }
+        self.asked = true;
+        Ok(())
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next

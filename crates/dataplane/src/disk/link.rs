@@ -216,11 +216,12 @@ impl Link {
 
     /// Wants to be woken up for what comes. Returns whether there is something already.
     pub(super) fn arm(&mut self) -> bool {
-        if let Some(Line::Rma(rma)) = &mut self.line {
-            self.readable |= !rma.may_sleep();
-            return self.readable;
-        }
-        false
+        self.readable |= match &mut self.line {
+            None => return false,
+            Some(Line::Wire(wire)) => !wire.may_sleep(),
+            Some(Line::Rma(rma)) => !rma.may_sleep(),
+        };
+        self.readable
     }
 
     /// Sends what may be sent, and takes what has arrived: steps that have ended are added to `done`.
@@ -249,6 +250,8 @@ impl Link {
             Some(Line::Wire(wire)) => wire,
             Some(Line::Rma(_)) => return self.try_pump_rma(done),
         };
+        // What is sent now is not answered yet.
+        let nothing = self.client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = self.client.send() {
@@ -259,7 +262,7 @@ impl Link {
                 }
             }
             wire.flush()?;
-            if self.client.under_way() == 0 && !self.readable {
+            if nothing || (self.client.under_way() == 0 && !self.readable) {
                 return Ok(());
             }
             self.readable = false;
@@ -287,6 +290,8 @@ impl Link {
         else {
             return Ok(());
         };
+        // What is sent now is not answered yet.
+        let nothing = client.under_way() == 0 && !self.readable;
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = client.send() {
@@ -311,7 +316,7 @@ impl Link {
                 rma.frame(|bytes| frame::request(bytes, tag, &request))?;
             }
             rma.flush()?;
-            if client.under_way() == 0 && !self.readable {
+            if nothing || (client.under_way() == 0 && !self.readable) {
                 return Ok(());
             }
             self.readable = false;

@@ -75,6 +75,8 @@ pub(crate) struct LiveDisk {
     pub(super) link: Option<Link>,
     /// Steps that wait for a thread, and how many have one.
     pub(super) slow: (VecDeque<Job>, usize),
+    /// Something has come from another host.
+    heard: bool,
     /// Requests that write past the image.
     pub(super) past_image: usize,
     /// Clearings that wait until there are none of those, and how many are under way.
@@ -106,6 +108,7 @@ impl LiveDisk {
             rules,
             limiter,
             slow: Default::default(),
+            heard: false,
             past_image: 0,
             clearings: Default::default(),
         }
@@ -130,6 +133,16 @@ impl LiveDisk {
     pub(crate) fn is_far(&self) -> bool {
         self.link.as_ref().is_some_and(Link::is_busy)
             || self.queues.iter().flatten().any(|queue| queue.is_far())
+    }
+
+    /// Whether something has come from another host since this was asked.
+    pub(crate) fn heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
+    }
+
+    /// Whether a guest of this machine has asked for something.
+    pub(crate) fn is_near(&self) -> bool {
+        !self.paused && self.queues.iter().flatten().any(|queue| !queue.is_far() && queue.ready())
     }
 
     /// Whether a queue of it runs whose guest cannot kick.
@@ -171,7 +184,9 @@ impl LiveDisk {
 
     /// Sends to the store what may be sent, and takes its answers; returns how many that were.
     fn pump(&mut self, tools: &mut Tools<'_>) -> usize {
-        self.with_link(tools, Link::pump)
+        let answers = self.with_link(tools, Link::pump);
+        self.heard |= answers > 0;
+        answers
     }
 
     /// Asks the store for a sign if it has been silent.
@@ -290,6 +305,7 @@ impl LiveDisk {
                 queue.publish();
             }
         }
+        self.heard |= taken > 0 && queue.is_far();
         if queue.vanished() && !queue.faulted {
             self.fault(queue, index, Fault { vanished: true, reason: String::new() });
         }

@@ -52,6 +52,12 @@ impl Disks {
             || self.live.iter().flatten().any(|disk| disk.waiting())
     }
 
+    /// Whether there is something to do that no other host is waited for with.
+    fn is_near(&mut self) -> bool {
+        self.ring.as_mut().is_some_and(Ring::ready)
+            || self.live.iter().flatten().any(|disk| disk.is_near())
+    }
+
     fn now(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }
@@ -121,8 +127,10 @@ impl Disks {
         if !far && self.ring.as_ref().is_none_or(|ring| ring.in_flight() == 0) {
             return;
         }
+        // Who was away for long, but brought something, was who is waited for.
+        let heard = self.live.iter_mut().flatten().fold(false, |any, disk| disk.heard() | any);
         let now = self.now();
-        if now < self.way_after {
+        if now < self.way_after && !heard {
             return;
         }
         rustix::thread::sched_yield();
@@ -208,7 +216,8 @@ impl Worker {
         }
         let due = self.disks.waiting() || self.disk_due();
         let done = if due { self.disks.pass(&self.shared.mailbox) } else { 0 };
-        self.disks.give_way(frames + done == 0);
+        let idle = frames == 0 && (done == 0 || !self.disks.is_near());
+        self.disks.give_way(idle);
         done
     }
 
