@@ -5,11 +5,16 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blkclient::{Client, ClientError, Shape, Wait};
 use clap::ValueEnum;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::cell::{Access, Cell, IDLE, Job, Medium, QUEUES};
 use super::client::{CHECKED, at_work, check};
@@ -34,6 +39,28 @@ const SMALL: u64 = 1 << 20;
 const TRIES: usize = 3;
 /// How long idle disks are left alone before they are looked at.
 const CALM: Duration = Duration::from_millis(500);
+
+/// A network for all that is started from now on, in which TCP is what Linux makes it by default, whatever this machine
+/// is set to: BBR waits for timers between segments, which within a machine is most of what takes time.
+fn own_network() -> Result<(), SutError> {
+    const SET_UP: &str = "ip link set lo up &&
+        echo cubic >/proc/sys/net/ipv4/tcp_congestion_control && echo ready && read -r end";
+    let failed = || SutError::io("a network namespace cannot be made");
+    let mut maker = Command::new("unshare")
+        .args(["--net", "--", "sh", "-c", SET_UP])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed())?;
+    // When it has said something, or ended.
+    let said = maker.stdout.take().map(BufReader::new).and_then(|output| output.lines().next());
+    said.ok_or(ErrorKind::BrokenPipe.into()).flatten().map_err(failed())?;
+    let network = File::open(format!("/proc/{}/ns/net", maker.id())).map_err(failed())?;
+    let moved = move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network));
+    drop(maker.stdin.take());
+    maker.wait().map_err(failed())?;
+    moved.map_err(|error| failed()(error.into()))
+}
 
 /// What is kept for all rounds.
 pub(crate) struct Bench {
@@ -101,11 +128,12 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Images for all rounds, and no back end yet.
+    /// Images for all rounds, and no back end yet; from now on this thread is in a network of its own.
     ///
     /// # Errors
     /// There is no such directory, or nothing can be written there.
     pub(crate) fn bench(&self) -> Result<Bench, SutError> {
+        own_network()?;
         let mut images = BTreeMap::new();
         for medium in [Medium::Tmpfs, Medium::Disk] {
             let uses = |cell: &Cell| cell.job.is_some() && cell.medium == medium && !cell.guest;
