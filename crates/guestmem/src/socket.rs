@@ -22,7 +22,8 @@ pub enum Part<'a> {
 }
 
 /// Sends of these parts, in order, what a stream socket takes without waiting: sendmsg(2). The kernel
-/// reads guest memory itself. Returns how many bytes were taken.
+/// reads guest memory itself. `more`: there is more to come at once (`MSG_MORE`). Returns how many bytes
+/// were taken.
 ///
 /// # Errors
 /// What the kernel reports: `EAGAIN` if it takes none, `EFAULT` if guest memory has vanished where the
@@ -30,6 +31,7 @@ pub enum Part<'a> {
 pub fn send<'a>(
     socket: BorrowedFd<'_>,
     parts: impl Iterator<Item = Part<'a>>,
+    more: bool,
 ) -> io::Result<usize> {
     let mut list: Vec<libc::iovec> = Vec::new();
     for part in parts {
@@ -48,15 +50,10 @@ pub fn send<'a>(
     let mut message = message();
     message.msg_iov = list.as_mut_ptr();
     message.msg_iovlen = list.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     // SAFETY: the list names bytes that are borrowed for 'a, or guest memory that is mapped as long as
     // its segments live, which are borrowed for 'a as well. The kernel only reads it.
-    let sent = unsafe {
-        libc::sendmsg(
-            socket.as_raw_fd(),
-            &raw const message,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        )
-    };
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
@@ -111,7 +108,7 @@ mod tests {
         let from = segments(&memory, &[(100, 3), (5000, 4)]);
         from.copy_from(b"guestly");
         let parts = [Part::Own(b"head"), Part::Guest(&from), Part::Own(b"tail")];
-        assert_eq!(send(one.as_fd(), parts.into_iter()).unwrap(), 15);
+        assert_eq!(send(one.as_fd(), parts.into_iter(), false).unwrap(), 15);
         let to = segments(&memory, &[(9000, 6), (20, 9)]);
         assert_eq!(receive(other.as_fd(), &to).unwrap(), 15);
         let mut bytes = [0; 15];
@@ -123,7 +120,7 @@ mod tests {
         assert_eq!(receive(other.as_fd(), &to).unwrap(), 0);
         let none: [Part<'_>; 1] = [Part::Own(b"x")];
         assert_eq!(
-            send(other.as_fd(), none.into_iter()).unwrap_err().kind(),
+            send(other.as_fd(), none.into_iter(), false).unwrap_err().kind(),
             io::ErrorKind::BrokenPipe
         );
     }

@@ -13,6 +13,7 @@
 
 mod pipe;
 pub mod rma;
+mod splice;
 mod wire;
 
 use std::io;
@@ -25,7 +26,7 @@ use rustix::net::sockopt;
 
 pub use pipe::Pipe;
 pub use rma::{INLINE, Rma};
-pub use wire::{Wire, WireError};
+pub use wire::{LARGE, Stored, Wire, WireError};
 
 /// A peer whose machine is gone is given up after so long without a sign of it.
 const DEAD: Duration = Duration::from_secs(20);

@@ -1,5 +1,6 @@
 //! What the bytes of a connection go through: the socket, or TLS on it. Nothing waits.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,6 +8,8 @@ use std::sync::Arc;
 
 use guestmem::{Part, Segments};
 use rustls::Connection;
+
+use crate::splice::Splice;
 
 /// Guest memory is copied so much at a time to be encrypted.
 const CHUNK: usize = 16 << 10;
@@ -16,6 +19,8 @@ const CHUNK: usize = 16 << 10;
 pub struct Pipe {
     socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
+    /// What much data goes through without a copy, once there was any.
+    splice: Option<Splice>,
 }
 
 /// Memory is not there any more: what the kernel reports.
@@ -26,7 +31,7 @@ fn vanished() -> io::Error {
 impl Pipe {
     /// The socket must not block.
     pub fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
-        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new) }
+        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new), splice: None }
     }
 
     /// The descriptor, to wait for.
@@ -69,12 +74,18 @@ impl Pipe {
         guestmem::receive(self.socket.as_fd(), to)
     }
 
-    /// Sends of these parts what is taken; at least a byte.
+    /// Sends of these parts what is taken; at least a byte. `more` comes at once.
     ///
     /// # Errors
     /// `WouldBlock`: nothing is. `EFAULT`: the memory of the first part has vanished.
-    pub fn send<'a>(&mut self, parts: impl Iterator<Item = Part<'a>>) -> io::Result<usize> {
-        let Some(tls) = &mut self.tls else { return guestmem::send(self.socket.as_fd(), parts) };
+    pub fn send<'a>(
+        &mut self,
+        parts: impl Iterator<Item = Part<'a>>,
+        more: bool,
+    ) -> io::Result<usize> {
+        let Some(tls) = &mut self.tls else {
+            return guestmem::send(self.socket.as_fd(), parts, more);
+        };
         let mut taken = 0;
         'parts: for part in parts {
             match part {
@@ -110,6 +121,42 @@ impl Pipe {
             Ok(()) if taken > 0 => Ok(taken),
             Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
         }
+    }
+
+    /// Sends what is in a file, if it [is plain](Pipe::is_plain): sendfile(2). What a file in memory holds is not
+    /// copied, and looked at until the peer has it. 0: the file ends there.
+    ///
+    /// # Errors
+    /// As [`Pipe::send`], and those of the file.
+    pub fn send_file(&self, file: &File, mut at: u64, bytes: u64) -> io::Result<usize> {
+        let count = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Ok(rustix::fs::sendfile(&*self.socket, file, Some(&mut at), count)?)
+    }
+
+    /// Has what has arrived go to a file, if it [is plain](Pipe::is_plain). How much has arrived, of `bytes` at most
+    /// (0: the peer has ended), and whether it is in the file.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing has.
+    pub fn receive_file(
+        &mut self,
+        file: &File,
+        at: u64,
+        bytes: u64,
+    ) -> io::Result<(usize, io::Result<()>)> {
+        let splice = match self.splice.take() {
+            Some(splice) => splice,
+            None => Splice::new()?,
+        };
+        let taken = splice.take(self.socket.as_fd(), bytes);
+        let Ok(count) = taken else {
+            self.splice = Some(splice);
+            return taken.map(|count| (count, Ok(())));
+        };
+        let stored = splice.store(file, at, count);
+        // What could not be stored goes with its pipe.
+        self.splice = stored.is_ok().then_some(splice);
+        Ok((count, stored))
     }
 
     /// Sends what was encrypted.

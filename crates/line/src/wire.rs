@@ -1,9 +1,11 @@
 //! A connection between a disk and a store, without waiting: frames out, bytes in.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guestmem::{Part, Segments};
@@ -18,6 +20,8 @@ const INPUT: usize = MAX_CONTROL as usize + frame::HEADER;
 const AHEAD: usize = 512;
 /// That is much data for one frame.
 const MUCH: u64 = 32 << 10;
+/// Data from so many bytes on goes without a copy where it can: below, the copy costs less.
+pub const LARGE: u64 = 64 << 10;
 /// Frames that are collected before memory for more is taken.
 const OUTPUT: usize = 4096;
 /// Most bytes of frames, without data, that wait for a peer to read: more than all it may have under way
@@ -37,7 +41,7 @@ pub struct Wire {
     output: VecDeque<Out>,
     /// Bytes of frames in it.
     own: usize,
-    /// Tags of data that was sent, until somebody asks.
+    /// Tags of data that the last flush has sent.
     sent: VecDeque<u64>,
     /// Something has arrived since somebody asked.
     heard: bool,
@@ -69,6 +73,47 @@ enum Out {
     Own(Vec<u8>, usize),
     /// Of the request or reply with this tag.
     Data(u64, Segments),
+    /// Of the reply with this tag: a part of a file.
+    File(u64, FilePart),
+}
+
+#[derive(Debug)]
+struct FilePart {
+    file: Arc<File>,
+    at: u64,
+    left: u64,
+}
+
+impl Out {
+    fn left(&self) -> u64 {
+        match self {
+            Out::Own(bytes, from) => (bytes.len() - *from) as u64,
+            Out::Data(_, segments) => segments.len(),
+            Out::File(_, part) => part.left,
+        }
+    }
+
+    fn advance(&mut self, count: u64) {
+        match self {
+            Out::Own(_, from) => *from += count as usize,
+            Out::Data(_, segments) => segments.advance(count),
+            Out::File(_, part) => {
+                part.at += count;
+                part.left -= count;
+            }
+        }
+    }
+}
+
+/// What became of data that was to go to a file.
+#[derive(Debug)]
+pub enum Stored {
+    /// All of it is there.
+    All,
+    /// All of it that has arrived.
+    Some,
+    /// It could not be written. What is left is to be [skipped](Wire::skip).
+    Failed(io::Error),
 }
 
 /// Why a connection cannot go on.
@@ -190,6 +235,62 @@ impl Wire {
         Ok(true)
     }
 
+    /// Has data of the frame that was taken last go to a file, from `at` on, if the pipe [is plain](Pipe::is_plain);
+    /// `at` and `left` go on with it.
+    ///
+    /// # Errors
+    /// The connection cannot go on.
+    pub fn data_to(
+        &mut self,
+        file: &File,
+        at: &mut u64,
+        left: &mut u64,
+    ) -> Result<Stored, WireError> {
+        while *left > 0 {
+            let ahead = self.input.get(self.start..self.end).unwrap_or_default();
+            let ahead = ahead.get(..*left as usize).unwrap_or(ahead);
+            if !ahead.is_empty() {
+                match file.write_at(ahead, *at) {
+                    Ok(0) => return Ok(Stored::Failed(io::ErrorKind::WriteZero.into())),
+                    Ok(count) => {
+                        self.start += count;
+                        *at += count as u64;
+                        *left -= count as u64;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Ok(Stored::Failed(error)),
+                }
+                continue;
+            }
+            match self.pipe.receive_file(file, *at, *left) {
+                Ok((0, _)) => return Err(WireError::Closed),
+                Ok((count, stored)) => {
+                    self.heard = true;
+                    self.look = Look::Unknown;
+                    self.direct += count as u64;
+                    *at += count as u64;
+                    *left -= count as u64;
+                    if let Err(error) = stored {
+                        return Ok(Stored::Failed(error));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.look = Look::Empty;
+                    return Ok(Stored::Some);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(WireError::Io(error)),
+            }
+        }
+        self.much = std::mem::take(&mut self.direct) > MUCH;
+        Ok(Stored::All)
+    }
+
+    /// Whether data can go between the socket and a file by itself.
+    pub fn is_plain(&self) -> bool {
+        self.pipe.is_plain()
+    }
+
     /// Throws away so many bytes of data that arrive, which are taken off; whether that was all.
     pub fn skip(&mut self, left: &mut u64) -> Result<bool, WireError> {
         while *left > 0 {
@@ -264,9 +365,14 @@ impl Wire {
         }
     }
 
-    /// Has data sent behind all that is to be sent.
+    /// Has data sent behind all that is to be sent; [`Wire::sent_data`] tells when nobody looks at it any more.
     pub fn push(&mut self, tag: u64, data: Segments) {
         self.output.push_back(Out::Data(tag, data));
+    }
+
+    /// The same of a part of a file.
+    pub fn push_file(&mut self, tag: u64, file: Arc<File>, at: u64, left: u64) {
+        self.output.push_back(Out::File(tag, FilePart { file, at, left }));
     }
 
     /// Sends what the socket takes.
@@ -274,54 +380,64 @@ impl Wire {
     /// # Errors
     /// Much is not taken ([`WireError::Unread`]), or the connection cannot go on.
     pub fn flush(&mut self) -> Result<(), WireError> {
+        self.sent.clear();
         loop {
-            let Some(first) = self.output.front() else {
-                return match self.pipe.push() {
-                    Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                        Err(WireError::Io(error))
-                    }
-                    _ => Ok(()),
-                };
-            };
-            let vanishes = match first {
-                Out::Data(tag, _) => Some(*tag),
-                Out::Own(..) => None,
-            };
-            let parts = self.output.iter().map(|out| match out {
-                Out::Own(bytes, from) => Part::Own(bytes.get(*from..).unwrap_or_default()),
-                Out::Data(_, segments) => Part::Guest(segments),
-            });
-            match self.pipe.send(parts) {
-                Ok(sent) => self.take_off(sent as u64),
+            let sent = self.pipe.push().and_then(|()| self.send());
+            match sent {
+                Ok(None) => return Ok(()),
+                Ok(Some(sent)) => self.take_off(sent as u64),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return if self.own > UNREAD { Err(WireError::Unread) } else { Ok(()) };
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.raw_os_error() == Some(FAULT) => {
-                    return Err(vanishes.map_or(WireError::Io(error), WireError::Vanished));
+                    return Err(match self.output.front() {
+                        Some(Out::Data(tag, _)) => WireError::Vanished(*tag),
+                        _ => WireError::Io(error),
+                    });
                 }
                 Err(error) => return Err(WireError::Io(error)),
             }
         }
     }
 
+    /// Has the pipe take what is to be sent first; how much, if there is anything.
+    fn send(&mut self) -> io::Result<Option<usize>> {
+        let is_file = |out: &Out| matches!(out, Out::File(..));
+        Ok(Some(match self.output.front() {
+            None => return Ok(None),
+            Some(Out::File(_, part)) => {
+                match self.pipe.send_file(&part.file, part.at, part.left)? {
+                    // It was longer when the reply began.
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    sent => sent,
+                }
+            }
+            Some(_) => {
+                let more = self.output.iter().any(is_file);
+                let parts = self.output.iter().map_while(|out| match out {
+                    Out::Own(bytes, from) => {
+                        Some(Part::Own(bytes.get(*from..).unwrap_or_default()))
+                    }
+                    Out::Data(_, segments) => Some(Part::Guest(segments)),
+                    Out::File(..) => None,
+                });
+                self.pipe.send(parts, more)?
+            }
+        }))
+    }
+
     /// Takes off what was sent.
     fn take_off(&mut self, mut count: u64) {
         while let Some(first) = self.output.front_mut() {
-            let left = match first {
-                Out::Own(bytes, from) => (bytes.len() - *from) as u64,
-                Out::Data(_, segments) => segments.len(),
-            };
+            let left = first.left();
             if left > count {
-                match first {
-                    Out::Own(_, from) => *from += count as usize,
-                    Out::Data(_, segments) => segments.advance(count),
-                }
+                first.advance(count);
                 return;
             }
             count -= left;
             match self.output.pop_front() {
-                Some(Out::Data(tag, _)) => self.sent.push_back(tag),
+                Some(Out::Data(tag, _) | Out::File(tag, _)) => self.sent.push_back(tag),
                 Some(Out::Own(bytes, _)) => self.own -= bytes.len(),
                 None => {}
             }
@@ -333,7 +449,8 @@ impl Wire {
         std::mem::take(&mut self.heard)
     }
 
-    /// The tag of data that was sent since this was asked; nobody looks at its memory any more.
+    /// The tag of data that the last [flush](Wire::flush) has sent to its end, each once; nobody looks at its memory any
+    /// more.
     pub fn sent_data(&mut self) -> Option<u64> {
         self.sent.pop_front()
     }

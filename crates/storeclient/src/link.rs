@@ -155,12 +155,8 @@ impl Link {
             end(client, tag, Status::ReadOnly);
         }
         match &mut self.line {
-            Line::Wire(wire) => {
-                wire.flush()?;
-                // The slots are kept until the answers.
-                while wire.sent_data().is_some() {}
-                Ok(())
-            }
+            // The slots are kept until the answers.
+            Line::Wire(wire) => wire.flush(),
             Line::Rma(moved) => moved.rma.flush(),
             Line::Ring(ring) => ring.kick(),
         }

@@ -1,7 +1,9 @@
 //! A connection from another host, on which an image is open.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use disk::SECTOR;
 use disk::counters::Kind;
@@ -9,7 +11,7 @@ use disk::request::Range;
 use fabric::{Depth, Fabric, Registration, Remote, Rights};
 use guestmem::{Access, Segments};
 use line::rma::Fresh;
-use line::{Rma, Wire, WireError};
+use line::{LARGE, Rma, Stored, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, Item};
 use remote::{Buffer, MAX_DATA, Operation, Server, Status};
@@ -43,10 +45,20 @@ enum Line {
 /// Requests with their data, in a stream.
 struct Streamed {
     wire: Wire,
-    /// A write whose data is arriving, and what of it is missing.
-    arriving: Option<(Box<Frame>, Segments)>,
+    /// A write whose data is arriving, and where what of it is missing goes.
+    arriving: Option<(Box<Frame>, To)>,
     /// Reads whose data is being sent, by tag.
     sending: BTreeMap<u64, Box<Frame>>,
+}
+
+/// Where data goes.
+enum To {
+    /// The pool.
+    Pool(Segments),
+    /// The image, if it still is this frame's file: so many bytes.
+    File(u64),
+    /// Nowhere: it cannot be written.
+    Nowhere(u64),
 }
 
 /// Requests whose data is moved from and to the client's memory.
@@ -148,8 +160,8 @@ impl Connection {
         loop {
             let next = match &mut self.line {
                 Line::Wire(line) => {
-                    if let Some((_, missing)) = &mut line.arriving {
-                        if !line.wire.data(missing)? {
+                    if line.arriving.is_some() {
+                        if !line.arrive(judge, &mut self.pool)? {
                             return Ok(Popped::Nothing);
                         }
                         if let Some((frame, _)) = line.arriving.take() {
@@ -187,15 +199,37 @@ impl Connection {
             let may = self.server.begins(&request).map_err(excess)?;
             let data = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
-            let Some((loan, segments)) = self.pool.take(bytes) else {
-                // There is memory for all that the server lets begin.
-                return Err(Fault { vanished: false, reason: "no memory".to_owned() });
+            let straight = judge.straight.filter(|file| {
+                bytes >= LARGE && may.is_ok() && self.line.goes_straight() && {
+                    // What is short is found out before a reply begins.
+                    let end = request.offset.saturating_add(bytes);
+                    file.metadata().is_ok_and(|about| end <= about.len())
+                }
+            });
+            let straight = straight.cloned();
+            let Some((loan, segments)) = self.pool.take(if straight.is_some() { 0 } else { bytes })
+            else {
+                return Err(no_memory());
             };
-            let frame = Box::new(Frame { tag, request, loan, data: segments, refused: may.err() });
+            let (refused, stored) = (may.err(), 0);
+            let frame = Frame {
+                tag,
+                request,
+                loan,
+                data: segments,
+                straight,
+                stored,
+                failed: None,
+                refused,
+            };
+            let frame = Box::new(frame);
             match &mut self.line {
                 Line::Wire(line) if data => {
-                    let missing = frame.data.clone();
-                    line.arriving = Some((frame, missing));
+                    let to = match frame.straight {
+                        Some(_) => To::File(bytes),
+                        None => To::Pool(frame.data.clone()),
+                    };
+                    line.arriving = Some((frame, to));
                 }
                 Line::Rma(line) if data && frame.request.buffers.is_empty() => {
                     line.rma.data(&frame.data)?;
@@ -260,14 +294,22 @@ impl Connection {
     }
 
     /// A request that is there with its data.
-    fn popped(&mut self, frame: Box<Frame>, judge: &Judge<'_>) -> Popped {
+    fn popped(&mut self, mut frame: Box<Frame>, judge: &Judge<'_>) -> Popped {
         self.looks = 0;
         if let Some(status) = frame.refused {
             self.answer(frame, status);
             return Popped::Answered;
         }
         let remote::Request { operation, stable, unmap, offset, length, .. } = frame.request;
-        let transfer = |access| Work::Transfer { access, offset, stable, tried: false };
+        let stored = frame.stored;
+        let error = frame.failed.take();
+        let transfer = |access| match (error, &frame.straight) {
+            (Some(error), _) => Work::Failed(error),
+            (None, Some(_)) => Work::Nothing,
+            (None, None) => {
+                Work::Transfer { access, offset: offset + stored, stable, tried: false }
+            }
+        };
         let clear = |zero| {
             let sectors = (length / SECTOR) as u32;
             let range = Range { sector: offset / SECTOR, sectors, unmap };
@@ -316,7 +358,13 @@ impl Connection {
             Line::Wire(Streamed { wire, sending, .. }) if read => {
                 let bytes = frame.request.length as u32;
                 wire.frame(|to| frame::reply(to, tag, status, bytes));
-                wire.push(tag, frame.data.clone());
+                match &frame.straight {
+                    Some(file) => {
+                        let file = Arc::clone(file);
+                        wire.push_file(tag, file, frame.request.offset, frame.request.length);
+                    }
+                    None => wire.push(tag, frame.data.clone()),
+                }
                 sending.insert(tag, frame);
             }
             // A line that does not take it has ended, which the next look finds.
@@ -348,6 +396,54 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+impl Line {
+    /// Whether data may go between it and a file by itself.
+    fn goes_straight(&self) -> bool {
+        matches!(self, Line::Wire(line) if line.wire.is_plain())
+    }
+}
+
+impl Streamed {
+    /// Takes data of the write that is arriving; whether it is all there.
+    fn arrive(&mut self, judge: &Judge<'_>, pool: &mut Pool) -> Result<bool, Fault> {
+        let Some((frame, to)) = &mut self.arriving else { return Ok(true) };
+        loop {
+            match to {
+                To::Pool(missing) => return Ok(self.wire.data(missing)?),
+                To::Nowhere(left) => return Ok(self.wire.skip(left)?),
+                To::File(left) => {
+                    let same = |file: &&Arc<File>| {
+                        judge.straight.is_some_and(|now| Arc::ptr_eq(now, file))
+                    };
+                    let Some(file) = frame.straight.as_ref().filter(same) else {
+                        // The image is another one by now, and has what came before.
+                        let (loan, data) = pool.take(*left).ok_or_else(no_memory)?;
+                        *to = To::Pool(data.clone());
+                        (frame.loan, frame.data, frame.straight) = (loan, data, None);
+                        continue;
+                    };
+                    let mut at = frame.request.offset + frame.stored;
+                    let stored = self.wire.data_to(file, &mut at, left);
+                    frame.stored = at - frame.request.offset;
+                    match stored? {
+                        Stored::All => return Ok(true),
+                        Stored::Some => return Ok(false),
+                        Stored::Failed(error) => {
+                            frame.failed = Some(error);
+                            *to = To::Nowhere(*left);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// There is memory for all that the server lets begin.
+fn no_memory() -> Fault {
+    Fault { vanished: false, reason: "no memory".to_owned() }
 }
 
 impl Moved {

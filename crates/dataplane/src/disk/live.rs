@@ -28,7 +28,7 @@ use sys::uring::Ring;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::file::Manners;
+use super::file::{Manner, Manners};
 use super::image::DiskImage;
 use super::link::{Connected, Link, Stepped};
 use super::queue::{Fault, Judge, LiveQueue, Popped, Source, Waker};
@@ -283,8 +283,15 @@ impl LiveDisk {
             taken += usize::from(self.admit(queue, job, tools));
         }
         while taken < BURST && left > 0 && queue.ready() {
-            let Self { disk, rules, .. } = self;
-            let job = match queue.pop(&Judge { disk, rules, queue: index, now: tools.now }) {
+            let Self { disk, rules, image, manners, limiter, .. } = self;
+            let straight = match image {
+                DiskImage::File(file) if limiter.is_none() => {
+                    Some(&*file).filter(|file| manners.of(file) == Manner::Inline)
+                }
+                _ => None,
+            };
+            let now = tools.now;
+            let job = match queue.pop(&Judge { disk, rules, queue: index, now, straight }) {
                 Ok(Popped::Job(job)) => job,
                 Ok(Popped::Answered) => {
                     taken += 1;

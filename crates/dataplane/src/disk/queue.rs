@@ -2,6 +2,7 @@
 //! another host.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub(super) struct Judge<'d> {
     pub(super) rules: &'d Rules,
     pub(super) queue: usize,
     pub(super) now: u64,
+    /// The image is this file in memory, to be read and written at once and as fast as can be.
+    pub(super) straight: Option<&'d Arc<File>>,
 }
 
 impl LiveQueue {

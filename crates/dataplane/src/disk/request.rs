@@ -1,6 +1,7 @@
 //! A request of a guest while it is carried out.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -52,9 +53,14 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is.
+    /// Where its data is, or what of it is not [straight](Frame::straight) in a file.
     pub(super) loan: Loan,
     pub(super) data: Segments,
+    /// Its data goes between the connection and this file by itself.
+    pub(super) straight: Option<Arc<File>>,
+    /// Bytes of a write that are in the file, and why there are no more.
+    pub(super) stored: u64,
+    pub(super) failed: Option<io::Error>,
     /// It is not carried out, but answered with this.
     pub(super) refused: Option<Status>,
 }
@@ -78,6 +84,8 @@ pub(super) enum Work {
     Clear { ranges: VecDeque<Range>, zero: bool, stable: bool },
     /// Nothing: it has been done.
     Nothing,
+    /// Nothing: it cannot be done.
+    Failed(io::Error),
 }
 
 impl Work {
@@ -146,7 +154,7 @@ impl Work {
                 ranges.pop_front();
                 Ok(())
             }
-            Work::Nothing => Ok(()),
+            Work::Nothing | Work::Failed(_) => Ok(()),
         }
     }
 }

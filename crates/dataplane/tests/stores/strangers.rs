@@ -2,11 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use dataplane::store_control::{Session, ToClient, ToStore, Why, decode, encode};
 use remote::frame::{self, Item};
 use remote::{Operation, Request, Status};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use testkit::block::{Request as Block, status};
 
 use crate::common::plane::Plane;
@@ -97,6 +99,17 @@ impl Client {
     }
 }
 
+impl Client {
+    /// So many bytes of data behind an answer.
+    fn data(&mut self, size: usize) -> Vec<u8> {
+        let mut data: Vec<u8> = self.arrived.drain(..size.min(self.arrived.len())).collect();
+        let there = data.len();
+        data.resize(size, 0);
+        self.stream.read_exact(&mut data[there..]).unwrap();
+        data
+    }
+}
+
 pub(crate) fn ask(operation: Operation, handle: u32, offset: u64, length: u64) -> Request {
     let (stable, unmap, buffers) = (false, false, Vec::new());
     Request { operation, stable, unmap, handle, offset, length, buffers }
@@ -124,6 +137,35 @@ fn what_makes_no_sense_is_refused() {
     // It is a good client otherwise.
     client.ask(11, &read(handle, 0, 512), &[]);
     assert_eq!(client.answer(), Some((11, Status::Ok, 512)));
+}
+
+/// Much data of an image in memory goes between its file and the connection by itself.
+#[test]
+fn much_data_comes_to_its_place_and_back() {
+    let store = Store::new(false);
+    let (mut client, handle) = Client::open(&store, true);
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at % 251) as u8).collect();
+    for (tag, size) in [(1, 65_536), (2, 1 << 20), (3, 100_352)] {
+        let offset = tag * 512;
+        let request = |operation| ask(operation, handle, offset, size as u64);
+        client.ask(tag, &request(Operation::Write), &data[..size]);
+        assert_eq!(client.answer(), Some((tag, Status::Ok, 0)));
+        let mut there = vec![0; size];
+        store.shelf.file.read_exact_at(&mut there, offset).unwrap();
+        assert!(there == data[..size], "{size} bytes in the image");
+        client.ask(tag, &request(Operation::Read), &[]);
+        assert_eq!(client.answer(), Some((tag, Status::Ok, size as u32)));
+        assert!(client.data(size) == data[..size], "{size} bytes read");
+    }
+    fcntl_add_seals(&store.shelf.file, SealFlags::WRITE).unwrap();
+    client.ask(4, &ask(Operation::Write, handle, 0, 1 << 20), &data);
+    assert_eq!(client.answer(), Some((4, Status::Failed, 0)));
+    // A part of the image that is not there any more.
+    store.shelf.file.set_len(SIZE - 512).unwrap();
+    client.ask(5, &ask(Operation::Read, handle, SIZE - (1 << 20), 1 << 20), &[]);
+    assert_eq!(client.answer(), Some((5, Status::Failed, 0)));
+    client.ask(6, &ask(Operation::Read, handle, 512, 65_536), &[]);
+    assert_eq!(client.answer(), Some((6, Status::Ok, 65_536)));
 }
 
 /// Who may not have an image cannot take it from who has it either.
