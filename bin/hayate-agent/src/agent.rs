@@ -46,6 +46,12 @@ struct Agent {
     next_id: u64,
 }
 
+/// What the kernel calls this boot of the machine.
+fn boot() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -105,7 +111,8 @@ impl Agent {
             }
         } else if self.connection.open(now) {
             self.next_id += 1 << 20;
-            self.session = Some(Session::new(self.options.lease_ms, self.next_id, now));
+            let (lease_ms, boot) = (self.options.lease_ms, boot());
+            self.session = Some(Session::new(lease_ms, boot, self.next_id, now));
         }
         match self.talk(now) {
             Ok(()) => Ok(false),

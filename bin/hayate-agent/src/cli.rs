@@ -28,6 +28,11 @@ See the virtual functions of this VM, or of the PF eth0:
   hayate-agent vf show
   hayate-agent vf show eth0 --json
 
+Set VF 3 of the PF eth0, as `ip link set eth0 vf 3` does where the PF is hardware:
+  hayate-agent vf set eth0 3 mac 02:00:5e:10:00:03 vlan 10 qos 3 spoofchk on
+  hayate-agent vf set eth0 3 trust off rate 1000 state enable
+  hayate-agent vf set eth0 3 mac 00:00:00:00:00:00 vlan 0
+
 Exit status:
   0  done
   1  the machine refused: the kernel cannot be read, a socket cannot be had
@@ -112,9 +117,38 @@ enum Command {
     },
 }
 
+const SET_HELP: &str = "\
+What can be set, several at once; either all of it is or nothing:
+  mac MAC                    the card's address; 00:00:00:00:00:00: the one it has by itself
+  vlan VLAN [qos PRIORITY]   the VLAN it is in, untagged; 0: none
+  spoofchk on|off            whether frames from other addresses are dropped
+  trust on|off               whether it may be learned under other addresses, and gets frames to unknown ones
+  rate MBIT                  what it may send at most (max_tx_rate); 0: all it can
+  state auto|enable|disable  its link
+
+The host's operator decides how far that goes: what takes away from what he allows is always possible. What
+is set ends when this VM is booted. The address of the interface itself is not changed by it: that of the VF
+is set with `ip link set`, as ever.";
+
 #[derive(Debug, Subcommand)]
 enum Vf {
-    /// Show functions: number, address, whether the host sees a carrier, counters
+    /// Set a VF up, at the host
+    #[command(after_long_help = SET_HELP)]
+    Set {
+        /// The PF, by the name of its interface in this VM
+        pf: String,
+        /// Number of the VF
+        vf: u16,
+        /// What to set: mac, vlan, qos, spoofchk, trust, rate or state, and to what
+        #[arg(required = true, num_args = 2.., value_name = "WHAT TO")]
+        what: Vec<String>,
+        #[command(flatten)]
+        socket: Socket,
+        /// Print what holds then, as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show functions: number, address, whether the host sees a carrier, counters, and what is set
     Show {
         /// The PF, by the name of its interface in this VM [default: all PFs]
         pf: Option<String>,
@@ -182,6 +216,16 @@ fn run(command: Command) -> Result<(), (u8, String)> {
                 print(&json.map_err(|error| (1, error.to_string()))?)
             } else {
                 print(&status::text(&report))
+            }
+        }
+        Command::Vf(Vf::Set { pf, vf, what, socket, json }) => {
+            let change = vf::change(&what).map_err(|why| (2, why))?;
+            let settings = vf::set(&socket.path, &pf, vf, change)?;
+            if json {
+                let json = serde_json::to_string_pretty(&settings);
+                print(&json.map_err(|error| (1, error.to_string()))?)
+            } else {
+                Ok(())
             }
         }
         Command::Vf(Vf::Show { pf, socket, json }) => {

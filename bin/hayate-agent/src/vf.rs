@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use api::Mac;
-use api::channel::{ChannelFunction, ListFunctions};
+use api::channel::{ChannelFunction, ListFunctions, SetFunction};
+use api::{FunctionChange, FunctionSettings, LinkState, Mac};
 
 use crate::desk;
 
@@ -44,6 +44,81 @@ pub(crate) fn list(socket: &Path, pf: Option<&str>) -> Result<Vec<ChannelFunctio
     }
 }
 
+/// Sets something on a VF of the PF that is this interface here; what holds then.
+///
+/// # Errors
+/// There is no such interface or VF, the host does not allow it, or nobody answers.
+pub(crate) fn set(
+    socket: &Path,
+    pf: &str,
+    vf: u16,
+    change: FunctionChange,
+) -> Result<FunctionSettings, Failure> {
+    let pf = mac_of(Path::new(INTERFACES), pf)?;
+    let answered = desk::daemon(socket, &SetFunction { pf, vf, change })
+        .map_err(|error| (3, format!("no agent answers at {}: {error}", socket.display())))?;
+    answered.map_err(|why| (1, why))
+}
+
+/// What to set, in the words of `ip link set PF vf N`.
+///
+/// # Errors
+/// What is wrong with them.
+pub(crate) fn change(words: &[String]) -> Result<FunctionChange, String> {
+    let mut change = FunctionChange::default();
+    for pair in words.chunks(2) {
+        let [what, to] = pair else {
+            let what = pair.first().map(String::as_str).unwrap_or_default();
+            return Err(format!(
+                "{what}: to what? `hayate-agent vf set --help` says what is possible"
+            ));
+        };
+        let twice = match what.as_str() {
+            "mac" => put(&mut change.mac, to.parse().ok()),
+            "vlan" => put(&mut change.vlan, to.parse().ok().filter(|vlan| *vlan <= api::VLAN_MAX)),
+            "qos" => put(&mut change.qos, to.parse().ok().filter(|qos| *qos <= 7)),
+            "spoofchk" => put(&mut change.spoofchk, switch(to)),
+            "trust" => put(&mut change.trust, switch(to)),
+            "rate" | "max_tx_rate" => put(&mut change.rate, to.parse().ok()),
+            "state" => put(&mut change.state, link(to)),
+            "min_tx_rate" => {
+                return Err("min_tx_rate: the switch gives no function a least rate; `rate` is \
+                            the most it may send"
+                    .to_owned());
+            }
+            other => {
+                return Err(format!(
+                    "{other}: mac, vlan, qos, spoofchk, trust, rate or state is possible"
+                ));
+            }
+        };
+        match twice {
+            Some(false) => {}
+            Some(true) => return Err(format!("{what}: only once")),
+            None => return Err(format!("{what}: {to:?} is not possible; see `vf set --help`")),
+        }
+    }
+    Ok(change)
+}
+
+/// Puts a value where it belongs; whether one was there already, or `None` if it is none.
+fn put<T>(place: &mut Option<T>, value: Option<T>) -> Option<bool> {
+    value.map(|value| place.replace(value).is_some())
+}
+
+fn switch(word: &str) -> Option<bool> {
+    match word {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
+}
+
+fn link(word: &str) -> Option<LinkState> {
+    let all = [LinkState::Auto, LinkState::Enable, LinkState::Disable];
+    all.into_iter().find(|state| state.as_str() == word)
+}
+
 /// Address of an interface of this machine.
 fn mac_of(interfaces: &Path, name: &str) -> Result<Mac, Failure> {
     let none = || (1, format!("there is no interface {name:?} with an Ethernet address"));
@@ -67,21 +142,38 @@ pub(crate) fn text(functions: &[ChannelFunction]) -> String {
 }
 
 fn table(functions: &[ChannelFunction], here: &BTreeMap<Mac, String>) -> String {
+    // It may have been given the address that was set, or not yet.
+    let name = |one: &ChannelFunction| {
+        let found = here.get(&one.settings.mac).or_else(|| here.get(&one.mac));
+        found.map_or("-", String::as_str).to_owned()
+    };
     let mut rows = vec![
-        ["PF", "VF", "INTERFACE", "MAC", "CARRIER", "NETWORK", "SENT", "RECEIVED", "DROPPED"]
-            .map(str::to_owned),
+        [
+            "PF",
+            "VF",
+            "INTERFACE",
+            "MAC",
+            "CARRIER",
+            "NETWORK",
+            "SENT",
+            "RECEIVED",
+            "DROPPED",
+            "SETTINGS",
+        ]
+        .map(str::to_owned),
     ];
     rows.extend(functions.iter().map(|one| {
         [
             one.function.pf.to_string(),
             one.function.vf.map_or("-".to_owned(), |vf| vf.to_string()),
-            here.get(&one.mac).map_or("-", String::as_str).to_owned(),
-            one.mac.to_string(),
+            name(one),
+            one.settings.mac.to_string(),
             if one.carrier { "yes" } else { "no" }.to_owned(),
             one.network.to_string(),
             one.sent.packets.to_string(),
             one.received.packets.to_string(),
             one.dropped.to_string(),
+            settings(&one.settings),
         ]
     }));
     let mut text = String::new();
@@ -96,6 +188,21 @@ fn table(functions: &[ChannelFunction], here: &BTreeMap<Mac, String>) -> String 
         text.push('\n');
     }
     text
+}
+
+/// What is not as it is by default.
+fn settings(settings: &FunctionSettings) -> String {
+    let FunctionSettings { mac: _, vlan, qos, spoofchk, trust, rate, state } = *settings;
+    let words = [
+        (vlan != 0).then(|| format!("vlan {vlan}")),
+        qos.map(|qos| format!("qos {qos}")),
+        spoofchk.then(|| "spoofchk on".to_owned()),
+        (!trust).then(|| "trust off".to_owned()),
+        (rate != 0).then(|| format!("rate {rate}")),
+        (state != LinkState::Auto).then(|| format!("state {}", state.as_str())),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    if words.is_empty() { "-".to_owned() } else { words.join(" ") }
 }
 
 #[cfg(test)]
@@ -120,12 +227,40 @@ mod tests {
     }
 
     #[test]
+    fn words_are_what_ip_link_knows() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let all = "mac 02:00:00:00:00:09 vlan 4094 qos 7 spoofchk on trust off rate 1 state enable";
+        let expected = FunctionChange {
+            mac: Some(Mac([2, 0, 0, 0, 0, 9])),
+            vlan: Some(4094),
+            qos: Some(7),
+            spoofchk: Some(true),
+            trust: Some(false),
+            rate: Some(1),
+            state: Some(LinkState::Enable),
+        };
+        assert_eq!(change(&words(all)), Ok(expected));
+        for bad in ["vlan", "vlan 1 qos", "mac 1", "trust yes", "state up", "rate -1", "mac off"] {
+            assert!(change(&words(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn a_table() {
         let function = |vf, n| ChannelFunction {
             function: Function { pf: "web-pf0".parse().unwrap(), vf },
             network: "lan".parse().unwrap(),
             mac: Mac([2, 0, 0, 0, 0, n]),
             carrier: n == 1,
+            settings: FunctionSettings {
+                mac: Mac([2, 0, 0, 0, 0, n]),
+                vlan: if n == 2 { 10 } else { 0 },
+                qos: Some(3).filter(|_| n == 2),
+                spoofchk: n == 2,
+                trust: n == 1,
+                rate: if n == 2 { 1000 } else { 0 },
+                state: if n == 2 { LinkState::Disable } else { LinkState::Auto },
+            },
             sent: HopCount { packets: 10, bytes: 640 },
             received: HopCount { packets: 2, bytes: 128 },
             dropped: 0,
@@ -133,9 +268,12 @@ mod tests {
         let here = [(Mac([2, 0, 0, 0, 0, 1]), "eth0".to_owned())].into();
         assert_eq!(
             table(&[function(None, 1), function(Some(0), 2)], &here),
-            "PF       VF  INTERFACE  MAC                CARRIER  NETWORK  SENT  RECEIVED  DROPPED\n\
-             web-pf0  -   eth0       02:00:00:00:00:01  yes      lan      10    2         0\n\
-             web-pf0  0   -          02:00:00:00:00:02  no       lan      10    2         0\n"
+            "PF       VF  INTERFACE  MAC                CARRIER  NETWORK  SENT  RECEIVED  DROPPED  \
+             SETTINGS\n\
+             web-pf0  -   eth0       02:00:00:00:00:01  yes      lan      10    2         0        \
+             -\n\
+             web-pf0  0   -          02:00:00:00:00:02  no       lan      10    2         0        \
+             vlan 10 qos 3 spoofchk on trust off rate 1000 state disable\n"
         );
     }
 }

@@ -17,9 +17,9 @@ use api::channel::{
     Answer, ChannelFunction, ConnectionCounters, Connections, Counted, CountedConnections,
     Counters, Done, Failed, Functions, Hello, Hop, HopCount, Interfaces, LINE_MAX, Lease, Limits,
     ListFunctions, Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request, Routes,
-    Status, To, Version, Welcome, Withdraw,
+    SetFunction, Status, To, Version, Welcome, Withdraw,
 };
-use api::{Function, Mac};
+use api::{Function, FunctionChange, FunctionSettings, LinkState, Mac};
 use serde_json::Value;
 
 #[path = "common/model.rs"]
@@ -245,6 +245,18 @@ fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> 
             let functions = (from..5).take(2).map(function).collect();
             value(Functions { functions, more: from < 3 })
         }
+        // VF 0 alone can be set up.
+        SetFunction::NAME => {
+            let SetFunction { pf, vf, change } = params(request)?;
+            assert_eq!(pf, function(0).mac);
+            let FunctionChange { vlan: Some(vlan), rate: Some(rate), mac: Some(mac), .. } = change
+            else {
+                return Err(Refusal::NotAllowed);
+            };
+            let qos = change.qos;
+            let settings = FunctionSettings { vlan, rate, mac, qos, ..function(1).settings };
+            if vf == 0 { value(settings) } else { Err(Refusal::UnknownFunction) }
+        }
         Withdraw::NAME => {
             tables.model.withdraw();
             tables.withdrawals += 1;
@@ -261,6 +273,15 @@ fn function(n: u16) -> ChannelFunction {
         network: "lan".parse().unwrap(),
         mac: Mac([2, 0, 0, 0, 9, n as u8]),
         carrier: n < 2,
+        settings: FunctionSettings {
+            mac: Mac([2, 0, 0, 0, 9, n as u8]),
+            vlan: 0,
+            qos: None,
+            spoofchk: true,
+            trust: false,
+            rate: 0,
+            state: LinkState::Auto,
+        },
         sent: HopCount { packets: 3, bytes: 300 },
         received: HopCount::default(),
         dropped: 0,
@@ -734,9 +755,9 @@ fn functions_are_asked_of_the_daemon() {
     let channel = directory.path().join("channel.sock");
     router.ip("link add pf0 address 02:00:00:00:09:00 type veth peer name other");
     let agent = Agent::new(&router, directory.path(), &channel);
-    let vf = |words: &[&str]| {
+    let run = |what: &str, words: &[&str]| {
         let output = Command::new("ip")
-            .args(["netns", "exec", &router.name, env!("CARGO_BIN_EXE_hayate-agent"), "vf", "show"])
+            .args(["netns", "exec", &router.name, env!("CARGO_BIN_EXE_hayate-agent"), "vf", what])
             .args(words)
             .arg("--status-socket")
             .arg(&agent.status)
@@ -745,6 +766,7 @@ fn functions_are_asked_of_the_daemon() {
         let text = [output.stdout, output.stderr].concat();
         (output.status.code().unwrap(), String::from_utf8(text).unwrap())
     };
+    let vf = |words: &[&str]| run("show", words);
     let end = Instant::now() + Duration::from_secs(60);
     while !agent.status.exists() {
         assert!(Instant::now() < end);
@@ -764,6 +786,37 @@ fn functions_are_asked_of_the_daemon() {
     let (status, text) = vf(&["pf0"]);
     assert_eq!((status, text.lines().count()), (0, 6));
     assert!(text.lines().nth(1).unwrap().starts_with("edge-pf0  -   pf0 "), "{text}");
+    let set = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        run("set", &words)
+    };
+    let (status, text) = set("pf0 0 vlan 10 qos 3 mac 02:00:00:00:00:77 max_tx_rate 1000 --json");
+    let told: FunctionSettings = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, told.vlan, told.qos, told.rate), (0, 10, Some(3), 1000));
+    assert_eq!(told.mac, Mac([2, 0, 0, 0, 0, 0x77]));
+    assert_eq!(set("pf0 0 vlan 0 mac 02:00:00:00:00:77 rate 0"), (0, String::new()));
+    let (status, text) = set("pf0 1 vlan 0 mac 02:00:00:00:00:77 rate 0");
+    assert_eq!(status, 1, "{text}");
+    let (status, text) = set("pf0 0 spoofchk off trust on state auto");
+    assert_eq!(status, 1, "{text}");
+    assert!(set("none 0 vlan 1").1.contains("no interface"));
+    for (words, why) in [
+        ("pf0 0 vlan", "2 values"),
+        ("pf0 0 vlan 1 qos", "to what"),
+        ("pf0 0", "WHAT"),
+        ("pf0 0 vlan 4095", "4095"),
+        ("pf0 0 qos 8", "\"8\""),
+        ("pf0 0 vlan 1 vlan 2", "only once"),
+        ("pf0 0 spoofchk yes", "yes"),
+        ("pf0 0 mac 02:00", "02:00"),
+        ("pf0 0 min_tx_rate 5", "least rate"),
+        ("pf0 0 colour red", "colour"),
+        ("pf0 x vlan 1", "'x'"),
+    ] {
+        let (status, text) = set(words);
+        assert_eq!(status, 2, "{words}: {text}");
+        assert!(text.contains(why), "{words}: {text}");
+    }
     let (status, text) = vf(&["other"]);
     assert_eq!(status, 1);
     assert!(text.contains("other is no PF"), "{text}");

@@ -179,14 +179,18 @@ impl Plane {
         })
     }
 
-    /// Enforces on a port what its configuration says now.
-    pub(crate) async fn set_policy(
+    /// Enforces on a port what its configuration says now: its VLANs and its policy.
+    pub(crate) async fn configure(
         &self,
         port: PortHandle,
         name: &api::Name,
-        config: &api::PortConfig,
+        before: &api::PortConfig,
+        after: &api::PortConfig,
     ) -> Result<(), PlaneError> {
-        Ok(self.host.set_policy(port, &policy(name, config)).await?)
+        if vlan_mode(before) != vlan_mode(after) {
+            self.host.set_vlan(port, vlan_mode(after)).await?;
+        }
+        Ok(self.host.set_policy(port, &policy(name, after)).await?)
     }
 
     /// Has a worker serve a port's queue, or all; `None`: whichever is best.

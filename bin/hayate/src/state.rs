@@ -5,6 +5,7 @@
 //! cannot be understood stops the daemon: starting without a VM's ports would be worse than not
 //! starting.
 
+use crate::daemon::GuestPf;
 use api::{DiskConfig, Name, NetworkConfig, PfConfig, PortConfig, VmConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,9 @@ pub(crate) struct State {
     pub(crate) ports: BTreeMap<Name, PortConfig>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) pfs: BTreeMap<Name, PfConfig>,
+    /// What guests have set on the VFs of PFs, declared at run time or in the configuration file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) guests: BTreeMap<Name, GuestPf>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) disks: BTreeMap<Name, DiskConfig>,
     /// VMs whose routers are not to be bypassed, declared at run time or in the configuration file.

@@ -162,6 +162,220 @@ fn those_of_the_configuration_file_stay() {
     daemon.stop();
 }
 
+/// An agent at the other end of a channel.
+struct Guest(BufReader<UnixStream>);
+
+impl Guest {
+    fn connect(channel: &Path, boot: &str) -> Self {
+        let mut guest = Self(BufReader::new(UnixStream::connect(channel).unwrap()));
+        let hello = json!({"protocol": 1, "agent": "test", "lease_ms": 60_000, "boot": boot});
+        assert!(guest.ask("hello", &hello)["result"].is_object());
+        guest
+    }
+
+    fn ask(&mut self, method: &str, params: &Value) -> Value {
+        let line = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.0.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    /// Sets what `change` names on a VF; what holds then.
+    fn set(&mut self, pf: &Value, vf: u16, change: &Value) -> Value {
+        let answer = self.ask("vf.set", &parameters(pf, vf, change));
+        assert!(answer["result"].is_object(), "{change}: {answer}");
+        assert_eq!(answer["result"], self.show(pf, vf));
+        answer["result"].clone()
+    }
+
+    fn show(&mut self, pf: &Value, vf: u16) -> Value {
+        self.ask("vf.show", &json!({"pf": pf, "vf": vf}))["result"].take()
+    }
+
+    /// Is refused, by that name and with these words, and nothing is changed.
+    fn refused(&mut self, pf: &Value, vf: u16, change: &Value, name: &str, words: &str) {
+        let before = self.show(pf, vf);
+        let answer = self.ask("vf.set", &parameters(pf, vf, change));
+        assert_eq!(answer["error"]["data"], name, "{change}: {answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(words), "{message}");
+        assert_eq!(self.show(pf, vf), before);
+    }
+}
+
+fn parameters(pf: &Value, vf: u16, change: &Value) -> Value {
+    let mut all = change.clone();
+    all["pf"] = pf.clone();
+    all["vf"] = vf.into();
+    all
+}
+
+/// A VM with a channel and a PF of three VFs; the channel, and the address of the PF.
+fn with_channel(daemon: &Daemon, name: &str) -> (std::path::PathBuf, Value) {
+    let channel = daemon.run_dir.join(format!("{name}.channel"));
+    daemon.ok(&format!("vm add {name} --channel {}", channel.display()));
+    daemon.ok(&format!("vf create --vm {name} --vfs 3"));
+    let pf = daemon.json(&format!("vf show {name}-pf0 --json"));
+    (channel, pf["functions"][0]["mac"].clone())
+}
+
+#[test]
+fn a_guest_sets_up_its_vfs_and_a_restart_keeps_that() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start_in(directory.path(), &[]);
+    daemon.ok("network add lan");
+    let (channel, pf) = with_channel(&daemon, "web");
+    let (_, others) = with_channel(&daemon, "other");
+    let mut guest = Guest::connect(&channel, "first");
+    let card = daemon.json("port show web-pf0vf1 --json");
+    let fresh = guest.show(&pf, 1);
+    assert_eq!(
+        fresh,
+        json!({"mac": daemon.json("vf show web-pf0 --json")["functions"][2]["mac"], "vlan": 0,
+            "spoofchk": false, "trust": true, "rate": 0, "state": "auto"})
+    );
+    let all = json!({"mac": "02:00:00:00:00:77", "vlan": 10, "qos": 3, "spoofchk": true, "rate": 50,
+        "state": "enable"});
+    let now = guest.set(&pf, 1, &all);
+    assert_eq!((&now["mac"], &now["vlan"], &now["qos"]), (&all["mac"], &10.into(), &3.into()));
+    // The operator sees it, as what it is.
+    let shown = |daemon: &Daemon| {
+        let shown = daemon.json("vf show web-pf0 --json");
+        (shown["functions"][2]["settings"].clone(), shown["functions"][2]["guest"].clone())
+    };
+    assert_eq!(shown(&daemon), (now.clone(), all.clone()));
+    let port = daemon.json("port show web-pf0vf1 --json");
+    assert_eq!((&port["vlan"], &port["config"]), (&10.into(), &card["config"]));
+    assert_eq!((&port["policy"]["mac"], &port["policy"]["spoofchk"]), (&all["mac"], &true.into()));
+    assert!(daemon.ok("vf show web-pf0").contains("mac vlan qos spoofchk rate state"));
+    // At its next boot the card is what it was.
+    assert!(!daemon.ok("vm qemu web --qemu-version 10.1").contains("mac=02:00:00:00:00:77"));
+    // What the operator sets on the port is his, and both hold.
+    daemon.ok("port set web-pf0vf1 --addresses 10.0.0.0/8");
+    let port = daemon.json("port show web-pf0vf1 --json");
+    let policy = json!({"addresses": ["10.0.0.0/8"]});
+    assert_eq!((&port["config"]["policy"], &port["policy"]["spoofchk"]), (&policy, &true.into()));
+    for signal in ["TERM", "KILL"] {
+        daemon.signal(signal);
+        daemon.wait();
+        drop((guest, daemon));
+        daemon = Daemon::start_in(directory.path(), &[]);
+        assert_eq!(shown(&daemon), (now.clone(), all.clone()), "before its guest says anything");
+        guest = Guest::connect(&channel, "first");
+        assert_eq!(guest.show(&pf, 1), now);
+    }
+    // Whose it is not, what is not there, what makes no sense.
+    let vlan = json!({"vlan": 9});
+    let no = json!(null);
+    for (pf, vf) in [(&others, 0), (&pf, 3), (&fresh["mac"], 0)] {
+        let answer = guest.ask("vf.set", &parameters(pf, vf, &vlan));
+        assert_eq!(
+            (&answer["error"]["data"], &answer["result"]),
+            (&"unknown-function".into(), &no)
+        );
+    }
+    guest.refused(&pf, 1, &json!({"vlan": 4095, "rate": 1}), "bad-params", "4094");
+    guest.refused(&pf, 1, &json!({"mac": "01:00:00:00:00:01"}), "not-unicast", "mac");
+    guest.refused(&pf, 0, &json!({"mac": others, "rate": 1}), "not-allowed", "another card");
+    guest.refused(&pf, 0, &json!({"mac": pf, "rate": 1}), "not-allowed", "another card");
+    guest.refused(&pf, 0, &json!({"mac": "02:00:00:00:00:77"}), "not-allowed", "another card");
+    guest.refused(&pf, 0, &json!({"mac": fresh["mac"]}), "not-allowed", "another card");
+    // VLAN 0 and no address give back what it had.
+    guest.set(
+        &pf,
+        1,
+        &json!({"mac": "00:00:00:00:00:00", "vlan": 0, "spoofchk": false, "rate": 0}),
+    );
+    assert_eq!(guest.set(&pf, 1, &json!({"state": "auto"})), fresh);
+    assert_eq!(shown(&daemon).1, no);
+    // Another boot of the machine is another guest.
+    guest.set(&pf, 1, &json!({"vlan": 10}));
+    guest.set(&pf, 2, &json!({"vlan": 20}));
+    drop(guest);
+    let mut guest = Guest::connect(&channel, "first");
+    assert_eq!(guest.show(&pf, 2)["vlan"], 20);
+    drop(guest);
+    let mut guest = Guest::connect(&channel, "second");
+    assert_eq!((guest.show(&pf, 1), &guest.show(&pf, 2)["vlan"]), (fresh, &0.into()));
+    guest.set(&pf, 1, &json!({"vlan": 10}));
+    daemon.ok("vf delete web-pf0");
+    let answer = guest.ask("vf.set", &parameters(&pf, 1, &vlan));
+    assert_eq!(answer["error"]["data"], "unknown-function");
+    // A new one knows nothing of it.
+    daemon.ok("vf create --vm web --vfs 3");
+    assert_eq!(shown(&daemon).1, no);
+    daemon.stop();
+}
+
+#[test]
+fn the_operator_says_how_far_a_guest_may_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start_in(directory.path(), &[]);
+    daemon.ok("network add lan");
+    let (channel, pf) = with_channel(&daemon, "web");
+    daemon.ok("port set web-pf0vf1 --spoofchk on --trust off --max-tx-rate 100 --link disable");
+    let mut guest = Guest::connect(&channel, "first");
+    let loose = [
+        (json!({"mac": "02:00:00:00:00:77"}), "mac"),
+        (json!({"spoofchk": false}), "spoofchk"),
+        (json!({"trust": true}), "trust"),
+        (json!({"rate": 101}), "rate"),
+        (json!({"rate": 0}), "rate"),
+        (json!({"state": "auto"}), "state"),
+    ];
+    for (change, right) in &loose {
+        guest.refused(&pf, 1, change, "not-allowed", right);
+    }
+    // One that is not allowed: nothing of it is done.
+    guest.refused(&pf, 1, &json!({"rate": 50, "spoofchk": false}), "not-allowed", "spoofchk");
+    guest.set(&pf, 1, &json!({"rate": 50}));
+    guest.set(&pf, 1, &json!({"rate": 100}));
+    daemon.ok("vf set web-pf0 --guest-may mac,vlan,spoofchk,trust,rate,state");
+    for (change, _) in &loose {
+        guest.set(&pf, 1, change);
+    }
+    daemon.ok("vf set web-pf0 --guest-max-rate 200");
+    assert_eq!(guest.show(&pf, 1)["rate"], 100, "no limit is more than the most");
+    guest.set(&pf, 1, &json!({"rate": 200}));
+    guest.refused(&pf, 1, &json!({"rate": 201}), "not-allowed", "at most 200");
+    assert!(
+        daemon.ok("vf show web-pf0").contains("mac vlan spoofchk trust rate state, at most 200")
+    );
+    // What it may no longer does not count, over restarts too, and does again when it may.
+    let all = guest.show(&pf, 1);
+    daemon.ok("vf set web-pf0 --guest-may mac");
+    daemon.signal("KILL");
+    daemon.wait();
+    drop((guest, daemon));
+    daemon = Daemon::start_in(directory.path(), &[]);
+    let mut guest = Guest::connect(&channel, "first");
+    let now = guest.show(&pf, 1);
+    assert_eq!((&now["mac"], &now["rate"]), (&all["mac"], &100.into()));
+    assert_eq!(
+        (&now["spoofchk"], &now["trust"], &now["state"]),
+        (&true.into(), &false.into(), &"disable".into())
+    );
+    daemon.ok("vf set web-pf0 --guest-may off");
+    assert_eq!(
+        guest.show(&pf, 1)["mac"],
+        daemon.json("vf show web-pf0 --json")["functions"][2]["mac"]
+    );
+    daemon.fails("vf set web-pf0 --guest-may colour", 2, &["colour", "spoofchk"]);
+    daemon.fails("vf set web-pf0 --guest-max-rate 5", 2, &["--guest-max-rate", "rate"]);
+    daemon.fails("vf set none --guest-may off", 4, &["none"]);
+    // The same again is no mistake, whatever its guest may since.
+    daemon.ok("vf create --vm web --vfs 3");
+    // A trunk is where it may choose a VLAN.
+    daemon.ok("vf create --vm web --vfs 1 --name more --trunk 10,20-30 --guest-may rate --guest-max-rate 9");
+    let more = daemon.json("vf show more --json");
+    assert_eq!(more["config"]["guest"], json!({"may": ["rate"], "max_rate": 9}));
+    let more = &more["functions"][0]["mac"];
+    guest.set(more, 0, &json!({"vlan": 25}));
+    guest.refused(more, 0, &json!({"vlan": 31}), "not-allowed", "10,20-30");
+    daemon.stop();
+}
+
 /// What the guest is told of its functions over its channel, and of nobody else's.
 #[test]
 fn a_guest_is_told_of_its_own() {
@@ -173,16 +387,8 @@ fn a_guest_is_told_of_its_own() {
     daemon.ok("vf create --vm web --vfs 3");
     daemon.ok("vf create --vm web --vfs 1 --name second");
     daemon.ok("vf create --vm other --vfs 1");
-    let mut stream = BufReader::new(UnixStream::connect(&channel).unwrap());
-    let mut ask = |method: &str, params: Value| {
-        let line = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        stream.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_line(&mut answer).unwrap();
-        let mut answer: Value = serde_json::from_str(&answer).unwrap();
-        answer["result"].take()
-    };
-    ask("hello", json!({"protocol": 1, "agent": "test", "lease_ms": 60_000}));
+    let mut guest = Guest::connect(&channel, "boot");
+    let mut ask = |method: &str, params: Value| guest.ask(method, &params)["result"].take();
     let all = ask("vf.list", json!({}));
     let shown = daemon.json("vf list --json");
     let shown = shown.as_array().unwrap().iter().filter(|pf| pf["vm"] == "web");

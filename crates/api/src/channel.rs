@@ -26,7 +26,7 @@ pub use connections::{
     Connection, ConnectionCount, ConnectionCounters, Connections, CountedConnections, Ends, Flow,
     Transport,
 };
-pub use functions::{ChannelFunction, Functions, ListFunctions};
+pub use functions::{ChannelFunction, Functions, ListFunctions, SetFunction, ShowFunction};
 pub use refusal::Refusal;
 pub use rpc::{Answer, Failed, Outcome, Request, Version};
 
@@ -82,6 +82,10 @@ pub struct Hello {
     /// Asks for another lease than [`LEASE_DEFAULT_MS`], within [`LEASE_MS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u32>,
+    /// What the kernel calls this boot of the machine, 64 bytes at most. What was set on virtual functions
+    /// in another one ends, as with hardware.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
 }
 
 /// Answer to [`Hello`].

@@ -57,7 +57,10 @@ pub use router::{
 pub use size::{BadSize, MemorySize};
 pub use source::{BadImageSource, BadStoreAddress, ImageSource, StoreAddress};
 pub use time::{BadTimestamp, Timestamp};
-pub use vf::{Function, MAX_VFS, Pf, PfConfig, PfFunction};
+pub use vf::{
+    Function, FunctionChange, FunctionSettings, GuestLimits, GuestRight, GuestSettings, MAX_VFS,
+    NotSet, Pf, PfConfig, PfFunction,
+};
 pub use vlan::{BadVlanSet, VLAN_MAX, VlanSet};
 pub use vm::{Vm, VmConfig};
 pub use worker::{Health, Placement, Stats, Version, Worker, WorkerQueue, WorkerState};

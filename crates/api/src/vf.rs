@@ -1,9 +1,13 @@
 //! Virtual functions: a PF of a VM and the VFs its guest may enable on it.
 
+mod guest;
+
+pub use guest::{FunctionChange, FunctionSettings, GuestLimits, GuestRight, GuestSettings, NotSet};
+
 use crate::port::config::in_range;
 use crate::{
     Mac, Moderation, Name, Offload, Origin, PortConfig, PortKind, PortPolicy, PortState, Timestamp,
-    Traffic, Wrong,
+    Traffic, VlanSet, Wrong,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,6 +37,19 @@ pub struct PfConfig {
     #[schema(minimum = 1, maximum = 32)]
     #[schemars(range(min = 1, max = 32))]
     pub queues: Option<u16>,
+    /// Every function is in this VLAN, 1 to 4094, and its guest sees no tags. Not together with `trunk`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4094)]
+    #[schemars(range(min = 1, max = 4094))]
+    pub vlan: Option<u16>,
+    /// The VLANs whose tagged frames each function carries, like `10,20-30`. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trunk: Option<VlanSet>,
+    /// With `trunk`: the VLAN of untagged frames, 1 to 4094. Without it they are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4094)]
+    #[schemars(range(min = 1, max = 4094))]
+    pub native: Option<u16>,
     /// Largest IP packet each function carries, 68 to 65535 bytes; told to the guest. Default:
     /// whatever the guest uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,6 +71,9 @@ pub struct PfConfig {
     /// What is enforced on functions, by the names of their ports. By default nothing is.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub policies: BTreeMap<Name, PortPolicy>,
+    /// How far the guest may go beyond that when it sets up its VFs by itself.
+    #[serde(default, skip_serializing_if = "GuestLimits::is_default")]
+    pub guest: GuestLimits,
 }
 
 impl PfConfig {
@@ -64,11 +84,15 @@ impl PfConfig {
             network,
             vfs,
             queues: None,
+            vlan: None,
+            trunk: None,
+            native: None,
             mtu: None,
             moderation: None,
             mac_limit: None,
             no_offload: Vec::new(),
             policies: BTreeMap::new(),
+            guest: GuestLimits::default(),
         }
     }
 
@@ -79,6 +103,7 @@ impl PfConfig {
     pub fn check(&self) -> Result<(), Wrong> {
         in_range("vfs", Some(self.vfs), 1, MAX_VFS, "VFs")?;
         self.general().check()?;
+        self.guest.check()?;
         self.policies.keys().try_for_each(|port| self.port(port).check())
     }
 
@@ -94,6 +119,9 @@ impl PfConfig {
         PortConfig {
             vm: Some(self.vm.clone()),
             queues: self.queues,
+            vlan: self.vlan,
+            trunk: self.trunk.clone(),
+            native: self.native,
             mtu: self.mtu,
             moderation: self.moderation,
             mac_limit: self.mac_limit,
@@ -167,6 +195,11 @@ pub struct PfFunction {
     pub port: Name,
     /// Its address, as it is given to QEMU.
     pub mac: Mac,
+    /// What holds for it.
+    pub settings: FunctionSettings,
+    /// Which of that its guest has set.
+    #[serde(default, skip_serializing_if = "GuestSettings::is_default")]
+    pub guest: GuestSettings,
     /// Its guest enabled it and its driver is ready: frames can pass.
     pub carrier: bool,
     /// What its port is doing.

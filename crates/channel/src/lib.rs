@@ -23,7 +23,7 @@ pub use session::{Session, Step};
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::channel::{ChannelFunction, Ends, Flow, HopCount, Selector, SourceCheck};
-use api::{Mac, Name};
+use api::{Function, FunctionChange, Mac, Name};
 
 /// What the host knows.
 pub trait World {
@@ -52,6 +52,24 @@ pub struct Port<P> {
     pub mac: Option<Mac>,
     /// `None` while it is not open.
     pub handle: Option<P>,
+}
+
+/// What the host does that takes its time. Nothing more of the channel is looked at meanwhile; what came of
+/// it is the answer then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Later {
+    /// This boot of the machine is the one that is there now: what another one has set on the VM's functions
+    /// ends. The step's answer waits for it.
+    Booted(String),
+    /// Sets something on a VF of this VM: [`Session::set`] makes an answer of what came of it.
+    Set {
+        /// Which.
+        function: Function,
+        /// What is asked for; it may be wrong, or not allowed.
+        change: FunctionChange,
+        /// The boot in which it is asked for, if the agent says that.
+        boot: Option<String>,
+    },
 }
 
 /// What the host does to the VM's router, in this order.

@@ -3,19 +3,21 @@
 use std::ops::Bound;
 use std::time::{Duration, Instant};
 
-use api::Name;
 use api::channel::{
-    Answer, ChannelPort, ConnectionCount, ConnectionCounters, Connections, Counted,
-    CountedConnections, CountedNextHop, Counters, Done, Failed, Functions, Hello, HopCount,
-    Interfaces, LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, ListFunctions, Method,
-    NextHops, Outcome, PROTOCOL, Placed, PlacedInterface, Refusal, Renew, Request, Routes, Status,
-    Version, Welcome, Withdraw,
+    Answer, ChannelFunction, ChannelPort, ConnectionCount, ConnectionCounters, Connections,
+    Counted, CountedConnections, CountedNextHop, Counters, Done, Failed, Functions, Hello,
+    HopCount, Interfaces, LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, ListFunctions,
+    Method, NextHops, Outcome, PROTOCOL, Placed, PlacedInterface, Refusal, Renew, Request, Routes,
+    SetFunction, ShowFunction, Status, Version, Welcome, Withdraw,
 };
+use api::{FunctionSettings, Mac, Name};
 
-use crate::{Action, Delegation, World};
+use crate::{Action, Delegation, Later, World};
 
 /// Longest name and version of an agent, bytes.
 const AGENT_MAX: usize = 64;
+/// Longest name of a boot, bytes.
+const BOOT_MAX: usize = 64;
 /// What a router may say about itself: texts, and bytes of each.
 const REASONS_MAX: (usize, usize) = (32, 200);
 /// Longest message of a refusal, characters: some of them quote the request.
@@ -32,14 +34,16 @@ pub struct Step<P> {
     pub actions: Vec<Action<P>>,
     /// The answer waits until no frame takes the way of before.
     pub settle: bool,
-    /// The answer, with its newline; at most [`LINE_MAX`].
+    /// What is to be done before the answer, after the actions.
+    pub later: Option<Later>,
+    /// The answer, with its newline; at most [`LINE_MAX`]. Empty if it follows from what is done later.
     pub answer: Vec<u8>,
 }
 
 impl<P> Step<P> {
     /// Nothing follows: the line is not whole yet.
     pub fn nothing() -> Self {
-        Self { id: None, actions: Vec::new(), settle: false, answer: Vec::new() }
+        Self { id: None, actions: Vec::new(), settle: false, later: None, answer: Vec::new() }
     }
 }
 
@@ -58,6 +62,7 @@ pub struct Session<P> {
 #[derive(Debug)]
 struct Agent {
     name: String,
+    boot: Option<String>,
     lease: Duration,
     /// End of the lease; `None` once it has ended or was broken: then the agent is told.
     until: Option<Instant>,
@@ -114,10 +119,16 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             Err(error) => return self.refuse(None, Refusal::Malformed, &error.to_string()),
         };
         match request.method {
-            Hello::NAME => self.call(&request, |session, params: Hello| {
-                let welcome = session.hello(params, now, world)?;
-                Ok((welcome, vec![Action::Clear]))
-            }),
+            Hello::NAME => {
+                let step = self.call(&request, |session, params: Hello| {
+                    let welcome = session.hello(params, now, world)?;
+                    Ok((welcome, vec![Action::Clear]))
+                });
+                // A refused one has no actions.
+                let said = self.agent.as_ref().filter(|_| !step.actions.is_empty());
+                let boot = said.and_then(|agent| agent.boot.clone());
+                Step { later: boot.map(Later::Booted), ..step }
+            }
             Interfaces::NAME => self.renewing(&request, now, |session, params: Interfaces| {
                 let (delegation, limits) = (&mut session.delegation, session.limits);
                 let actions = delegation.set_interfaces(params, &limits, world)?;
@@ -154,6 +165,27 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             ListFunctions::NAME => self.renewing(&request, now, |_, params: ListFunctions| {
                 Ok((functions(&params, world), Vec::new()))
             }),
+            ShowFunction::NAME => self.renewing(&request, now, |_, params: ShowFunction| {
+                let found = function(params.pf, params.vf, world)?;
+                Ok((found.settings, Vec::new()))
+            }),
+            SetFunction::NAME => {
+                let mut later = None;
+                let step = self.renewing(&request, now, |session, params: SetFunction| {
+                    let found = function(params.pf, params.vf, world)?;
+                    if params.change.is_empty() {
+                        return Err(Failed::new(Refusal::BadParams, "there is nothing to set"));
+                    }
+                    let boot = session.agent.as_ref().and_then(|agent| agent.boot.clone());
+                    let (function, change) = (found.function, params.change);
+                    later = Some(Later::Set { function, change, boot });
+                    Ok((found.settings, Vec::new()))
+                });
+                match later {
+                    Some(later) => Step { later: Some(later), answer: Vec::new(), ..step },
+                    None => step,
+                }
+            }
             Withdraw::NAME => self.renewing(&request, now, |session, _: Withdraw| {
                 session.delegation = Delegation::default();
                 Ok((Done {}, vec![Action::Clear]))
@@ -177,6 +209,15 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         self.lose();
         let refused = self.refuse(id, Refusal::Host, why);
         Step { actions: vec![Action::Clear], settle: true, ..refused }
+    }
+
+    /// What came of [`Later::Set`]: the answer to the request.
+    pub fn set(&mut self, id: Option<u64>, done: Result<FunctionSettings, Failed>) -> Vec<u8> {
+        let step = match done {
+            Ok(settings) => self.step(id, Vec::new(), false, Outcome::Result(settings)),
+            Err(failed) => self.refuse(id, failed.data, &failed.message),
+        };
+        step.answer
     }
 
     /// Ends the lease if it is time: then the router has to be cleared.
@@ -204,7 +245,7 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
 
     fn hello(
         &mut self,
-        Hello { protocol, agent, lease_ms }: Hello,
+        Hello { protocol, agent, lease_ms, boot }: Hello,
         now: Instant,
         world: &impl World<Port = P>,
     ) -> Result<Welcome, Failed> {
@@ -216,6 +257,10 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             let message = format!("agent: at most {AGENT_MAX} bytes are allowed");
             return Err(Failed::new(Refusal::BadParams, message));
         }
+        if boot.as_ref().is_some_and(|boot| boot.len() > BOOT_MAX) {
+            let message = format!("boot: at most {BOOT_MAX} bytes are allowed");
+            return Err(Failed::new(Refusal::BadParams, message));
+        }
         let lease_ms = lease_ms.unwrap_or(LEASE_DEFAULT_MS);
         if !LEASE_MS.contains(&lease_ms) {
             let (low, high) = (LEASE_MS.start(), LEASE_MS.end());
@@ -225,7 +270,8 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         let lease = Duration::from_millis(lease_ms.into());
         let status = Status::default();
         self.delegation = Delegation::default();
-        self.agent = Some(Agent { name: clean(&agent), lease, until: Some(now + lease), status });
+        let (name, boot) = (clean(&agent), boot.as_deref().map(clean));
+        self.agent = Some(Agent { name, boot, lease, until: Some(now + lease), status });
         let ports = world.ports().into_iter().take(self.limits.interfaces as usize);
         let port = |port: crate::Port<P>| ChannelPort {
             name: port.name,
@@ -370,7 +416,7 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
     ) -> Step<P> {
         let answer = Answer { jsonrpc: Version::V2, id, outcome };
         // None of the results can fail to be written.
-        Step { id, actions, settle, answer: answer.line().unwrap_or_default() }
+        Step { id, actions, settle, later: None, answer: answer.line().unwrap_or_default() }
     }
 }
 
@@ -381,6 +427,19 @@ fn no_session() -> Failed {
 /// What is shown to people must not move their cursor.
 pub(crate) fn clean(text: &str) -> String {
     text.replace(char::is_control, "?")
+}
+
+/// The VF of this number, of the PF with this address.
+fn function(pf: Mac, vf: u16, world: &impl World) -> Result<ChannelFunction, Failed> {
+    let none = |message: String| Failed::new(Refusal::UnknownFunction, message);
+    let all = world.functions();
+    let is_pf = |one: &&ChannelFunction| one.function.vf.is_none() && one.mac == pf;
+    let Some(found) = all.iter().find(is_pf) else {
+        return Err(none(format!("this VM has no PF with the address {pf}")));
+    };
+    let pf = &found.function.pf;
+    let own = |one: &&ChannelFunction| one.function.pf == *pf && one.function.vf == Some(vf);
+    all.iter().find(own).cloned().ok_or_else(|| none(format!("{pf} has no VF {vf}")))
 }
 
 /// As many functions as fit a line.

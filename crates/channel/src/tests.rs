@@ -8,9 +8,9 @@ use api::channel::{
     Answer, ChannelFunction, Connection, Connections, Ends, Flow, Functions, Hello, Hop, HopCount,
     Interface, Interfaces, LINE_MAX, Lease, Limits, ListFunctions, Method, NextHop, NextHops,
     Outcome, PlacedInterface as Where, Policy, Refusal, Renew, Request, Routes, Selector,
-    SourceCheck, Status, To, Transport, Via, Withdraw,
+    SetFunction, ShowFunction, SourceCheck, Status, To, Transport, Via, Withdraw,
 };
-use api::{Function, Mac, Name};
+use api::{Function, FunctionChange, FunctionSettings, LinkState, Mac, Name};
 use proptest::prelude::*;
 
 use super::*;
@@ -71,10 +71,23 @@ fn functions(pf: &str, vfs: u16) -> impl Iterator<Item = ChannelFunction> {
             vf.unwrap_or(0) as u8,
         ]),
         carrier: false,
+        settings: settings(mac(1)),
         sent: most,
         received: most,
         dropped: u64::MAX,
     })
+}
+
+fn settings(mac: Mac) -> FunctionSettings {
+    FunctionSettings {
+        mac,
+        vlan: 4094,
+        qos: Some(7),
+        spoofchk: false,
+        trust: false,
+        rate: 1_000_000,
+        state: LinkState::Disable,
+    }
 }
 
 fn name(n: u8) -> Name {
@@ -344,9 +357,10 @@ impl Asked {
     fn line(&self, id: u64) -> Vec<u8> {
         let lease_ms = Some(1000);
         let mut line = match self {
-            Self::Hello => {
-                Request::line(id, &Hello { protocol: 1, agent: "test".into(), lease_ms })
-            }
+            Self::Hello => Request::line(
+                id,
+                &Hello { protocol: 1, agent: "test".into(), lease_ms, boot: None },
+            ),
             Self::Interfaces(all) => Request::line(id, &Interfaces { interfaces: all.clone() }),
             Self::NextHops(params) => Request::line(id, params),
             Self::Routes(params) => Request::line(id, params),
@@ -539,7 +553,12 @@ fn granted<M: Method>(
 fn interfaces_are_placed_when_their_port_is_known() {
     let (mut session, now) = (session(), Instant::now());
     let mut ports = Ports { open: [true, false] };
-    granted(&mut session, &Hello { protocol: 1, agent: "a".into(), lease_ms: None }, now, &ports);
+    granted(
+        &mut session,
+        &Hello { protocol: 1, agent: "a".into(), lease_ms: None, boot: None },
+        now,
+        &ports,
+    );
     let interface = |id: u32, own: u8, card: Option<u8>| Interface {
         id,
         name: "e".to_owned(),
@@ -571,7 +590,7 @@ fn interfaces_are_placed_when_their_port_is_known() {
 fn what_an_agent_says_is_bounded_and_does_not_move_a_cursor() {
     let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
     let agent = "\u{1b}[2J\u{9b}x".to_owned();
-    granted(&mut session, &Hello { protocol: 1, agent, lease_ms: None }, now, &ports);
+    granted(&mut session, &Hello { protocol: 1, agent, lease_ms: None, boot: None }, now, &ports);
     assert_eq!(session.agent(), Some("?[2J?x"));
     let status = |reasons: Vec<String>| Status { policy: Policy::Plain, reasons };
     granted(&mut session, &status(vec!["x".repeat(200); 32]), now, &ports);
@@ -615,7 +634,7 @@ fn counters_come_in_lines() {
     }
     use api::channel::{Counted, Counters};
     let (mut session, now) = (session(), Instant::now());
-    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None };
+    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None };
     let mut seen = Vec::new();
     let mut after = None;
     let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
@@ -662,7 +681,8 @@ fn connections_are_counted_in_lines() {
     let (mut session, now) =
         (Session::new("edge".parse().unwrap(), "hayate".to_owned(), limits), Instant::now());
     let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
-    ask(Request::line(1, &Hello { protocol: 1, agent: String::new(), lease_ms: None }).unwrap());
+    ask(Request::line(1, &Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None })
+        .unwrap());
     let interface = Interface {
         id: 1,
         name: "e".to_owned(),
@@ -715,7 +735,7 @@ fn functions_come_in_lines() {
     };
     let first = list(&mut session, &ListFunctions::default());
     assert_eq!(refused(&first, 1), Some(Refusal::NoSession));
-    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None };
+    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None };
     granted(&mut session, &hello, now, &ports);
     let everything = ports.functions();
     let of_b = everything[256].clone();
@@ -747,11 +767,78 @@ fn functions_come_in_lines() {
 }
 
 #[test]
+fn what_is_set_on_a_function_is_answered_later() {
+    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let everything = ports.functions();
+    let pf = everything[0].mac;
+    let line = |session: &mut Session<u8>, text: &str| {
+        let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":{text}}}");
+        session.line(line.as_bytes(), now, &ports)
+    };
+    let set = |pf: Mac, vf: u16, rest: &str| {
+        format!("\"vf.set\",\"params\":{{\"pf\":\"{pf}\",\"vf\":{vf}{rest}}}")
+    };
+    let early = line(&mut session, &set(pf, 0, ",\"vlan\":1"));
+    assert_eq!(refused(&early.answer, 1), Some(Refusal::NoSession));
+    let boot = Some("b".repeat(64));
+    let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: boot.clone() };
+    let welcome = session.line(Request::line(1, &hello).unwrap().trim_ascii(), now, &ports);
+    assert_eq!(refused(&welcome.answer, 1), None);
+    assert_eq!(welcome.later, boot.clone().map(Later::Booted));
+    // A refused hello boots nothing.
+    let long = Hello { boot: Some("b".repeat(65)), ..hello };
+    let step = session.line(Request::line(1, &long).unwrap().trim_ascii(), now, &ports);
+    assert_eq!((refused(&step.answer, 1), step.later), (Some(Refusal::BadParams), None));
+    let shown = granted(&mut session, &ShowFunction { pf, vf: 1 }, now, &ports);
+    assert_eq!(shown, everything[2].settings);
+
+    let asked = line(&mut session, &set(pf, 254, ",\"vlan\":10,\"spoofchk\":true,\"rate\":5"));
+    assert_eq!((asked.id, &asked.answer[..], &asked.actions[..]), (Some(1), &[][..], &[][..]));
+    let change = FunctionChange {
+        vlan: Some(10),
+        spoofchk: Some(true),
+        rate: Some(5),
+        ..FunctionChange::default()
+    };
+    let function = everything[255].function.clone();
+    assert_eq!(asked.later, Some(Later::Set { function, change, boot }));
+    let answer = session.set(asked.id, Ok(settings(mac(2))));
+    let answer: Answer<FunctionSettings> = serde_json::from_slice(&answer).unwrap();
+    assert_eq!(answer.outcome, Outcome::Result(settings(mac(2))));
+    let why = api::channel::Failed::new(Refusal::NotAllowed, "no\u{7}");
+    assert_eq!(refused(&session.set(asked.id, Err(why)), 1), Some(Refusal::NotAllowed));
+    assert!(session.refusals().any(|refused| refused == (Refusal::NotAllowed, 1)));
+
+    for (pf, vf, rest, refusal) in [
+        (pf, 255, ",\"vlan\":1", Refusal::UnknownFunction),
+        (everything[1].mac, 0, ",\"vlan\":1", Refusal::UnknownFunction),
+        (mac(1), 0, ",\"vlan\":1", Refusal::UnknownFunction),
+        (pf, 0, "", Refusal::BadParams),
+        (pf, 0, ",\"vlans\":1", Refusal::BadParams),
+        (pf, 0, ",\"min_tx_rate\":1,\"vlan\":1", Refusal::BadParams),
+        (pf, 0, ",\"vlan\":65536", Refusal::BadParams),
+        (pf, 0, ",\"state\":\"up\"", Refusal::BadParams),
+        (pf, 0, ",\"mac\":\"02:00\"", Refusal::BadParams),
+        (pf, 0, ",\"vf\":1", Refusal::BadParams),
+    ] {
+        let step = line(&mut session, &set(pf, vf, rest));
+        assert_eq!((refused(&step.answer, 1), step.later), (Some(refusal), None), "{rest}");
+    }
+    let show = SetFunction { pf, vf: 3, change };
+    let written = String::from_utf8(Request::line(1, &show).unwrap()).unwrap();
+    assert!(written.contains("\"vf\":3,\"vlan\":10,"), "{written}");
+    assert_eq!(
+        serde_json::from_value::<SetFunction>(serde_json::to_value(&show).unwrap()).unwrap(),
+        show
+    );
+}
+
+#[test]
 fn a_connection_is_of_one_version_of_ip_and_has_no_scope() {
     let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
     granted(
         &mut session,
-        &Hello { protocol: 1, agent: String::new(), lease_ms: None },
+        &Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None },
         now,
         &ports,
     );

@@ -5,9 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use api::channel::{ChannelFunction, Ends, Flow, HopCount, LINE_MAX, Limits, Selector};
-use api::{Function, Mac};
-use channel::{Action, Line, Lines, Port, Session, Step, Target, World};
+use api::channel::{
+    ChannelFunction, Ends, Failed, Flow, HopCount, LINE_MAX, Limits, Refusal, Selector,
+};
+use api::{Function, GuestRight, GuestSettings, LinkState, Mac, Name, PfConfig, PortPolicy};
+use channel::{Action, Later, Line, Lines, Port, Session, Step, Target, World};
 
 use crate::bytes::Bytes;
 
@@ -20,7 +22,7 @@ const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16, connec
 pub fn run(data: &[u8]) {
     let mut input = Bytes(data);
     let mut now = Instant::now();
-    let mut ports = Ports { open: 3 };
+    let mut ports = Ports { open: 3, pf: pf(), guest: BTreeMap::new() };
     let mut lines = Lines::default();
     let vm = "edge".parse().expect("a name");
     let mut session = Session::new(vm, "hayate".to_owned(), LIMITS);
@@ -36,6 +38,7 @@ pub fn run(data: &[u8]) {
                         Line::Whole(line) => session.line(line, now, &ports),
                         Line::TooLong => session.too_long(),
                     };
+                    let step = ports.take(step, &mut session);
                     host.take(step);
                 }
                 assert!(rest.is_empty());
@@ -64,9 +67,73 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Two ports, each with a card, and others behind them.
+/// Two ports, each with a card, and others behind them; a PF whose guest may do some things.
 struct Ports {
     open: u8,
+    pf: PfConfig,
+    guest: BTreeMap<u16, GuestSettings>,
+}
+
+fn pf() -> PfConfig {
+    let name = |text: &str| -> Name { text.parse().expect("a name") };
+    let mut pf = PfConfig::new(name("edge"), name("lan"), 255);
+    pf.trunk = Some("1-100".parse().expect("VLANs"));
+    pf.guest.may = [GuestRight::Mac, GuestRight::Rate].into();
+    pf.guest.max_rate = Some(1000);
+    let strict = PortPolicy {
+        spoofchk: true,
+        trust: false,
+        max_tx_rate: Some(100),
+        link: LinkState::Disable,
+        ..PortPolicy::default()
+    };
+    pf.policies.insert(name("pfvf1"), strict);
+    pf
+}
+
+impl Ports {
+    fn settings(&self, vf: Option<u16>) -> api::FunctionSettings {
+        let guest = vf.and_then(|vf| self.guest.get(&vf)).copied().unwrap_or_default();
+        self.pf.settings(&port(vf), &guest)
+    }
+
+    /// Does what takes its time, at once: the answer is there then.
+    fn take(&mut self, step: Step<u8>, session: &mut Session<u8>) -> Step<u8> {
+        match step.later {
+            None => step,
+            Some(Later::Booted(_)) => {
+                self.guest.clear();
+                assert!(!step.answer.is_empty());
+                Step { later: None, ..step }
+            }
+            Some(Later::Set { function, change, boot: _ }) => {
+                assert!(step.answer.is_empty() && step.actions.is_empty());
+                let vf = function.vf.expect("nothing is set on the PF");
+                let before = self.guest.get(&vf).copied().unwrap_or_default();
+                let name = port(Some(vf));
+                let done = self.pf.ask(&name, &before, &change);
+                if let Ok(after) = done {
+                    assert!(self.pf.port_with(&name, &after).check().is_ok());
+                    self.guest.insert(vf, after);
+                }
+                let done = match done {
+                    Ok(_) => Ok(self.settings(Some(vf))),
+                    Err(_) => Err(Failed::new(Refusal::NotAllowed, "no")),
+                };
+                // VF 1 stays as strict as it was made.
+                let strict = self.settings(Some(1));
+                assert!(strict.spoofchk && !strict.trust && strict.state == LinkState::Disable);
+                assert!((1..=1000).contains(&strict.rate));
+                assert!(strict.vlan <= 100);
+                Step { answer: session.set(step.id, done), later: None, ..step }
+            }
+        }
+    }
+}
+
+fn port(vf: Option<u16>) -> Name {
+    let name = vf.map_or("pf".to_owned(), |vf| format!("pfvf{vf}"));
+    name.parse().expect("a name")
 }
 
 impl World for Ports {
@@ -88,6 +155,7 @@ impl World for Ports {
             network: "lan".parse().expect("a name"),
             mac: Mac([2, 0, 0, 0, 1, vf as u8]),
             carrier: vf & 1 == 1,
+            settings: self.settings(vf.checked_sub(1)),
             sent: HopCount { packets: u64::MAX, bytes: u64::MAX },
             received: HopCount::default(),
             dropped: 0,
@@ -120,6 +188,7 @@ struct Host {
 
 impl Host {
     fn take(&mut self, step: Step<u8>) {
+        assert!(step.later.is_none());
         let in_force = !self.prefixes.is_empty() || !self.connections.is_empty();
         assert!(step.answer.len() <= LINE_MAX && step.answer.ends_with(b"\n"));
         let answer: serde_json::Value = serde_json::from_slice(&step.answer).expect("an answer");

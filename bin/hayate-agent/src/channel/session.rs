@@ -77,6 +77,8 @@ pub(crate) enum End {
 pub(crate) struct Session {
     agent: String,
     lease_ms: Option<u32>,
+    /// What the kernel calls this boot of the machine, if it does.
+    boot: Option<String>,
     id: u64,
     asked: Option<(Asked, Instant)>,
     peer: Option<Peer>,
@@ -99,10 +101,16 @@ pub(crate) struct Session {
 impl Session {
     /// A session on a new connection. `first_id` should not be that of an earlier session, whose
     /// answers may still arrive.
-    pub(crate) fn new(lease_ms: Option<u32>, first_id: u64, now: Instant) -> Self {
+    pub(crate) fn new(
+        lease_ms: Option<u32>,
+        boot: Option<String>,
+        first_id: u64,
+        now: Instant,
+    ) -> Self {
         Self {
             agent: concat!("hayate-agent ", env!("CARGO_PKG_VERSION")).to_owned(),
             lease_ms,
+            boot,
             id: first_id,
             asked: None,
             peer: None,
@@ -153,7 +161,7 @@ impl Session {
                 return Some(Err(end));
             }
             let (agent, lease_ms) = (self.agent.clone(), self.lease_ms);
-            let hello = Hello { protocol: PROTOCOL, agent, lease_ms };
+            let hello = Hello { protocol: PROTOCOL, agent, lease_ms, boot: self.boot.clone() };
             return Some(self.ask(Asked::Hello, &hello, now));
         };
         if self.ending.is_some() {

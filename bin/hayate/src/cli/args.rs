@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 pub(crate) use disk::{DiskAdd, DiskCommand, DiskLimit, DiskQemu, ImageCommand, ImageMount};
 pub(crate) use store::{StoreCert, StoreCommand, StoreServe};
-pub(crate) use vf::{VfCommand, VfCreate};
+pub(crate) use vf::{VfCommand, VfCreate, VfSet};
 
 const EXAMPLES: &str = "\
 A VM on a network:

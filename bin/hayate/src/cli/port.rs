@@ -113,7 +113,7 @@ fn summary(port: &Port) -> Vec<(&'static str, String)> {
             port.config.no_offload.iter().map(|offload| offload.as_str()).collect();
         lines.push(("not offered", names.join(" ")));
     }
-    lines.extend(policy(&port.config.policy));
+    lines.extend(policy(&port.policy));
     lines.push(("declared", units::origin(port.origin).to_owned()));
     lines
 }

@@ -1,16 +1,17 @@
 //! `hayate vf`.
 
-use super::args::{Output, VfCommand, VfCreate};
+use super::args::{Output, VfCommand, VfCreate, VfSet};
 use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, units};
-use api::{Name, Network, Pf, PfConfig};
+use api::{GuestLimits, Name, Network, Pf, PfConfig, PfFunction, Wrong};
 
 pub(super) fn command(client: &Client, command: VfCommand) -> Result<(), Failure> {
     match command {
         VfCommand::Create(args) => create(client, *args),
         VfCommand::Delete { name } => client.delete(&format!("/v1/pfs/{name}")),
+        VfCommand::Set(args) => set(client, args),
         VfCommand::List(output) => list(client, output),
         VfCommand::Show { name, output } => show(client, &name, output),
     }
@@ -29,17 +30,36 @@ fn create(client: &Client, args: VfCreate) -> Result<(), Failure> {
     };
     let config = PfConfig {
         queues: args.queues,
+        vlan: args.vlan,
+        trunk: args.trunk,
+        native: args.native,
         mtu: args.mtu,
         moderation: args.moderation,
         mac_limit: args.mac_limit,
         no_offload: args.no_offload,
+        guest: args.guest.over(GuestLimits::default()),
         ..PfConfig::new(args.vm, network, args.vfs)
     };
     let checked = config.check().and_then(|()| config.functions(&name).map(drop));
-    checked.map_err(|wrong| {
-        Failure::usage(format!("--{}: {}", wrong.field.replace('_', "-"), wrong.message))
-    })?;
+    checked.map_err(|wrong| usage(&wrong))?;
     let pf: Pf = client.put(&format!("/v1/pfs/{name}"), &config)?;
+    if args.output.json { out::json(&pf) } else { Ok(()) }
+}
+
+fn usage(wrong: &Wrong) -> Failure {
+    let field = match wrong.field {
+        "max_rate" => "guest-max-rate".to_owned(),
+        other => other.replace('_', "-"),
+    };
+    Failure::usage(format!("--{field}: {}", wrong.message))
+}
+
+fn set(client: &Client, args: VfSet) -> Result<(), Failure> {
+    let path = format!("/v1/pfs/{}", args.name);
+    let pf: Pf = client.get(&path)?;
+    let limits = args.guest.over(pf.config.guest);
+    limits.check().map_err(|wrong| usage(&wrong))?;
+    let pf: Pf = client.put(&format!("{path}/guest"), &limits)?;
     if args.output.json { out::json(&pf) } else { Ok(()) }
 }
 
@@ -89,6 +109,7 @@ fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
         ("VFs", format!("{} of {} running", pf.running, pf.vfs)),
         ("queue pairs", pf.config.queues.map_or("one for each CPU".to_owned(), |n| n.to_string())),
         ("MTU", units::maybe(pf.config.mtu)),
+        ("the guest may", may(&pf.config.guest)),
         ("declared", units::origin(pf.origin).to_owned()),
     ]);
     let mut table = Table::new([
@@ -108,7 +129,7 @@ fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
         table.row([
             function.vf.map_or("PF".to_owned(), |vf| vf.to_string()),
             function.port.to_string(),
-            function.mac.to_string(),
+            function.settings.mac.to_string(),
             if function.carrier { "yes" } else { "no" }.to_owned(),
             function.state.as_str().to_owned(),
             units::age(function.since.age()),
@@ -121,5 +142,55 @@ fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
     }
     text.push('\n');
     text.push_str(&table.to_string());
+    text.push('\n');
+    text.push_str(&settings(&pf.functions));
     out::text(&text)
+}
+
+fn may(limits: &GuestLimits) -> String {
+    let mut words: Vec<&str> = limits.may.iter().map(|right| right.as_str()).collect();
+    if words.is_empty() {
+        words.push("take away from what is set here");
+    }
+    let most = limits.max_rate.map(|rate| format!(", at most {rate} Mbit/s"));
+    format!("{}{}", words.join(" "), most.unwrap_or_default())
+}
+
+/// What holds for each function, and which of that its guest has set.
+fn settings(functions: &[PfFunction]) -> String {
+    let mut table = Table::new([
+        ">VF",
+        ">VLAN",
+        ">QOS",
+        "SPOOFCHK",
+        "TRUST",
+        ">MBIT/S",
+        "LINK",
+        "SET BY THE GUEST",
+    ]);
+    let on = |on: bool| if on { "on" } else { "off" }.to_owned();
+    for PfFunction { vf, settings, guest, .. } in functions {
+        let set = [
+            ("mac", guest.mac.is_some()),
+            ("vlan", guest.vlan.is_some()),
+            ("qos", guest.qos.is_some()),
+            ("spoofchk", guest.spoofchk.is_some()),
+            ("trust", guest.trust.is_some()),
+            ("rate", guest.rate.is_some()),
+            ("state", guest.state.is_some()),
+        ];
+        let set: Vec<&str> =
+            set.into_iter().filter_map(|(name, set)| set.then_some(name)).collect();
+        table.row([
+            vf.map_or("PF".to_owned(), |vf| vf.to_string()),
+            units::maybe(Some(settings.vlan).filter(|vlan| *vlan != 0)),
+            units::maybe(settings.qos),
+            on(settings.spoofchk),
+            on(settings.trust),
+            units::maybe(Some(settings.rate).filter(|rate| *rate != 0)),
+            settings.state.as_str().to_owned(),
+            if set.is_empty() { "-".to_owned() } else { set.join(" ") },
+        ]);
+    }
+    table.to_string()
 }

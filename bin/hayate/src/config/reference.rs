@@ -1,7 +1,9 @@
 //! `docs/config.md` from the types: names, ranges and explanations are those of the program.
 
 use super::{Config, EXAMPLE};
-use api::{DiskConfig, DiskLimits, NetworkConfig, PfConfig, PortConfig, PortPolicy, VmConfig};
+use api::{
+    DiskConfig, DiskLimits, GuestLimits, NetworkConfig, PfConfig, PortConfig, PortPolicy, VmConfig,
+};
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value};
 use std::fmt::Write;
@@ -52,7 +54,14 @@ pub(crate) fn reference() -> String {
         "`[pfs.NAME]`",
         "A PF of a VM and its VFs, each a port: docs/virtual-functions.md. What is enforced on them is in \
          `[pfs.NAME.policies]`, a line `PORT = { ... }` for each, with the keys of `[ports.NAME.policy]`.",
-        &["policies"],
+        &["policies", "guest"],
+    );
+    section::<GuestLimits>(
+        &mut text,
+        "`[pfs.NAME.guest]`",
+        "How far the guest of a PF may go when it sets up its VFs by itself. By default it may only take away from \
+         what is set here.",
+        &[],
     );
     section::<DiskConfig>(
         &mut text,

@@ -20,6 +20,7 @@ mod server;
 
 pub(crate) use lock::LockError;
 pub(crate) use log::check_log;
+pub(crate) use registry::GuestPf;
 pub(crate) use rest::openapi;
 
 use crate::config::{self, Config, ConfigError};

@@ -41,6 +41,7 @@ fn port(socket: &str, change: impl FnOnce(&mut PortConfig)) -> Port {
         worker: None,
         moderation: None,
         queue_pairs: config.queue_pairs(),
+        policy: config.policy.clone(),
         config,
         mac: None,
         page_size: None,

@@ -1,9 +1,9 @@
-//! What a guest may know of its virtual functions.
+//! What a guest may know of its virtual functions, and what it sets on them.
 
 use serde::{Deserialize, Serialize};
 
 use super::{HopCount, Method};
-use crate::{Function, Mac, Name};
+use crate::{Function, FunctionChange, FunctionSettings, Mac, Name};
 
 /// Asks for the functions of the VM, by the name of their PF, each PF before its VFs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,8 @@ pub struct ChannelFunction {
     pub mac: Mac,
     /// The guest enabled it and its driver is ready.
     pub carrier: bool,
+    /// What holds for it.
+    pub settings: FunctionSettings,
     /// Frames that came from it.
     pub sent: HopCount,
     /// Frames that went to it.
@@ -50,4 +52,37 @@ pub struct ChannelFunction {
 impl Method for ListFunctions {
     const NAME: &'static str = "vf.list";
     type Result = Functions;
+}
+
+/// Asks what holds for a VF.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowFunction {
+    /// Address of its PF: that of the interface in the guest.
+    pub pf: Mac,
+    /// Its number.
+    pub vf: u16,
+}
+
+impl Method for ShowFunction {
+    const NAME: &'static str = "vf.show";
+    type Result = FunctionSettings;
+}
+
+/// Sets what it names on a VF, all of it or nothing. The answer is what holds then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetFunction {
+    /// Address of its PF: that of the interface in the guest.
+    pub pf: Mac,
+    /// Its number.
+    pub vf: u16,
+    /// What is to be set; a name that is none of its is refused.
+    #[serde(flatten)]
+    pub change: FunctionChange,
+}
+
+impl Method for SetFunction {
+    const NAME: &'static str = "vf.set";
+    type Result = FunctionSettings;
 }

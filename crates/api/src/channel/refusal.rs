@@ -53,11 +53,17 @@ pub enum Refusal {
     TooManyConnections,
     /// The daemon cannot do it; the message says why. It gave up what was delegated before.
     Host,
+    /// The VM has no such virtual function.
+    UnknownFunction,
+    /// The host's operator does not allow it; the message says which right it needs.
+    NotAllowed,
+    /// The daemon cannot do it; the message says why. All is as before.
+    NotDone,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Malformed,
         Self::TooLong,
         Self::UnknownMethod,
@@ -75,6 +81,9 @@ impl Refusal {
         Self::TooManyPrefixes,
         Self::TooManyConnections,
         Self::Host,
+        Self::UnknownFunction,
+        Self::NotAllowed,
+        Self::NotDone,
     ];
 
     /// As it is written in messages, metrics and tables.
@@ -97,6 +106,9 @@ impl Refusal {
             Self::TooManyPrefixes => "too-many-prefixes",
             Self::TooManyConnections => "too-many-connections",
             Self::Host => "host",
+            Self::UnknownFunction => "unknown-function",
+            Self::NotAllowed => "not-allowed",
+            Self::NotDone => "not-done",
         }
     }
 

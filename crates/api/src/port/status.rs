@@ -1,6 +1,6 @@
 //! What a port is doing.
 
-use super::{Moderation, PortConfig, PortKind, SocketMode};
+use super::{Moderation, PortConfig, PortKind, PortPolicy, SocketMode};
 use crate::{Function, Mac, Name, Timestamp, VlanSet};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -150,6 +150,8 @@ pub struct Port {
     pub queue_pairs: u16,
     /// What it was made with: sent again, it makes the same port.
     pub config: PortConfig,
+    /// What is enforced: as `config` says, and on a function as its guest has set besides.
+    pub policy: PortPolicy,
     /// Address of the interface (tap).
     pub mac: Option<Mac>,
     /// Smallest page of the memory behind the guest's memory, in bytes (vhost, running).

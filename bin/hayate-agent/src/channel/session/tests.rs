@@ -16,7 +16,7 @@ struct Talk {
 impl Talk {
     fn new() -> Self {
         let (state, now) = (State::default(), Instant::now());
-        let session = Session::new(Some(1000), 100, now);
+        let session = Session::new(Some(1000), Some("boot".to_owned()), 100, now);
         Self { session, plan: Plan::new(LIMITS, &state), state, now }
     }
 

@@ -1,7 +1,7 @@
 //! `hayate vf`.
 
-use super::{Output, words};
-use api::{Moderation, Name, Offload};
+use super::{OrOff, Output, words};
+use api::{GuestLimits, GuestRight, Moderation, Name, Offload, VlanSet};
 use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
@@ -15,9 +15,11 @@ pub(crate) enum VfCommand {
         /// Name of the PF
         name: Name,
     },
+    /// Say how far the guest of a PF may go when it sets up its VFs by itself
+    Set(VfSet),
     /// List all PFs, and how many of their VFs are in use
     List(Output),
-    /// Show a PF and each of its VFs: port, address, carrier, counters
+    /// Show a PF and each of its VFs: port, address, carrier, counters, and what is set
     Show {
         /// Name of the PF
         name: Name,
@@ -52,6 +54,15 @@ pub(crate) struct VfCreate {
     /// Queue pairs of each function, 1 to 32 [default: as many as the VM has CPUs, at most 8]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
+    /// VLAN that all functions are in; the guest sees no tags
+    #[arg(long, value_name = "VLAN")]
+    pub(crate) vlan: Option<u16>,
+    /// VLANs whose tagged frames the functions carry, like 10,20-30 [default: all]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) trunk: Option<VlanSet>,
+    /// With --trunk: VLAN of untagged frames
+    #[arg(long, value_name = "VLAN")]
+    pub(crate) native: Option<u16>,
     /// Largest IP packet in bytes, told to the guest
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u16>,
@@ -67,5 +78,70 @@ pub(crate) struct VfCreate {
     #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
     pub(crate) no_offload: Vec<Offload>,
     #[command(flatten)]
+    pub(crate) guest: GuestArgs,
+    #[command(flatten)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Example:
+  hayate vf set web-pf0 --guest-may mac,rate --guest-max-rate 2000
+
+By `hayate-agent vf set` the guest may always take away from what the operator set (hayate port set), and
+give that back: have source addresses checked, be in one VLAN, send less. These rights let it go beyond
+that. What it has set and may no longer does not count any more; `hayate vf show` says what does.")]
+pub(crate) struct VfSet {
+    /// Name of the PF
+    pub(crate) name: Name,
+    #[command(flatten)]
+    pub(crate) guest: GuestArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How far a guest may go. What was not said stays as it is.
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// In what the guest may go beyond what is set here, by itself: mac, vlan, spoofchk, trust, rate, state,
+    /// with commas between; or off [default: off]
+    #[arg(long, value_name = "LIST", value_parser = rights)]
+    pub(crate) guest_may: Option<Rights>,
+    /// Mbit/s that it may give a VF at most when it may set the rate, or off [default: off]
+    #[arg(long, value_name = "MBIT")]
+    pub(crate) guest_max_rate: Option<OrOff<u32>>,
+}
+
+/// A list of rights.
+#[derive(Clone, Debug)]
+pub(crate) struct Rights(Vec<GuestRight>);
+
+fn rights(text: &str) -> Result<Rights, String> {
+    if text == "off" {
+        return Ok(Rights(Vec::new()));
+    }
+    let right = |word: &str| {
+        let found = GuestRight::ALL.iter().find(|right| right.as_str() == word);
+        found.copied().ok_or_else(|| {
+            let all: Vec<&str> = GuestRight::ALL.iter().map(|right| right.as_str()).collect();
+            format!("{word:?} is none of {}, or off", all.join(", "))
+        })
+    };
+    text.split(',').map(right).collect::<Result<_, _>>().map(Rights)
+}
+
+impl GuestArgs {
+    /// The limits with what was said in place of what was there.
+    pub(crate) fn over(self, mut limits: GuestLimits) -> GuestLimits {
+        if let Some(Rights(rights)) = self.guest_may {
+            limits.may = rights.into_iter().collect();
+        }
+        if let Some(OrOff(rate)) = self.guest_max_rate {
+            limits.max_rate = rate;
+        }
+        if !limits.may.contains(&GuestRight::Rate) && self.guest_max_rate.is_none() {
+            limits.max_rate = None;
+        }
+        limits
+    }
 }

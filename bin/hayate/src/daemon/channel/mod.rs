@@ -9,18 +9,22 @@
 //!
 //! A guest may send what it likes. A line is [`channel::Session`]'s business; here, reading waits
 //! until the answer before is written, and until the VM's share of the control thread allows it
-//! ([`channel::Budget`]), so what is too much stays in the socket.
+//! ([`channel::Budget`]), so what is too much stays in the socket. What it sets on its virtual functions is
+//! saved, which takes its time; a task of its own does that, and the channel waits for it only as long as
+//! nothing else happens.
 
 mod connection;
 
 use crate::plane::{Gone, Plane, PlaneError, PlaneRouter, PortHandle};
-use api::Name;
-use api::channel::{ChannelFunction, Flow, HopCount, Limits};
-use channel::{Budget, Lines, Session, Step, World};
+use api::channel::{ChannelFunction, Failed, Flow, HopCount, Limits, Refusal};
+use api::{FunctionSettings, Name};
+use channel::{Budget, Later, Lines, Session, Step, World};
 use connection::Connection;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixStream};
@@ -28,6 +32,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 use vhost_session::socket::{Listener, SocketError, SocketFile};
+
+/// What came of a change of the registry; of one without an answer of its own: nothing.
+pub(super) type Changed = Result<Option<FunctionSettings>, Failed>;
+
+/// What a saved change counts for besides the time of a change ([`Budget::CHANGE`]): it is written to
+/// disk and synchronised there.
+const SAVE: Duration = Duration::from_millis(15);
 
 /// What a channel asks of the registry: the VM's ports.
 pub(super) trait Ports: Send + Sync + 'static {
@@ -37,6 +48,27 @@ pub(super) trait Ports: Send + Sync + 'static {
     fn functions(&self) -> Vec<ChannelFunction>;
     /// Which of these addresses were seen behind which of them.
     fn learned(&self, wanted: &BTreeSet<api::Mac>) -> Vec<(api::Mac, PortHandle)>;
+    /// Whether there is something to do for it.
+    fn concerns(&self, later: &Later) -> bool;
+    /// Does it, whole or not at all.
+    fn change(&self, later: Later) -> Pin<Box<dyn Future<Output = Changed> + Send>>;
+}
+
+/// What came of a line.
+enum Came {
+    /// This is the answer.
+    Answer(Vec<u8>),
+    /// It is when this was done.
+    Later(Waiting),
+}
+
+/// A change that is being made, by a task that goes on whatever becomes of the connection.
+struct Waiting {
+    id: Option<u64>,
+    /// Unless what came of it is.
+    answer: Vec<u8>,
+    taken: usize,
+    change: JoinHandle<Changed>,
 }
 
 /// The router of a VM, as it is now.
@@ -89,8 +121,9 @@ impl Router {
     }
 
     /// A line of the agent: the answer, after all it asks for was done.
-    async fn line(&self, lines: &mut Lines, input: &mut &[u8], budget: &mut Budget) -> Vec<u8> {
-        let (answer, gone, settle) = {
+    async fn line(&self, lines: &mut Lines, input: &mut &[u8], budget: &mut Budget) -> Came {
+        let before = input.len();
+        let ((answer, gone, settle), id, later) = {
             let began = Instant::now();
             let mut state = self.state();
             let State { session, router, .. } = &mut *state;
@@ -100,14 +133,39 @@ impl Router {
                 Some(channel::Line::TooLong) => session.too_long(),
                 None => Step::nothing(),
             };
-            let extra = if step.actions.is_empty() { Duration::ZERO } else { Budget::CHANGE };
+            let mut extra = if step.actions.is_empty() { Duration::ZERO } else { Budget::CHANGE };
+            let (id, later) = (step.id, step.later.clone());
+            let later = later.filter(|later| self.ports.concerns(later));
+            if later.is_some() {
+                extra += Budget::CHANGE + SAVE;
+            }
             let done = self.carry_out(session, router, step);
             let now = Instant::now();
             budget.spend(now.saturating_duration_since(began) + extra, now);
-            done
+            (done, id, later)
         };
         self.finish(gone, settle).await;
-        answer
+        match later {
+            None => Came::Answer(answer),
+            Some(later) => {
+                let (taken, change) = (before - input.len(), self.ports.change(later));
+                Came::Later(Waiting { id, answer, taken, change: tokio::spawn(change) })
+            }
+        }
+    }
+
+    /// The answer, now that a change was made, or was not.
+    fn changed(&self, id: Option<u64>, answer: Vec<u8>, changed: Changed) -> Vec<u8> {
+        match changed {
+            Ok(Some(settings)) => self.state().session.set(id, Ok(settings)),
+            Ok(None) => answer,
+            // Nothing was asked; the next time it may work.
+            Err(failed) if !answer.is_empty() => {
+                warn!("vm {}: {}", self.vm, failed.message);
+                answer
+            }
+            Err(failed) => self.state().session.set(id, Err(failed)),
+        }
     }
 
     /// Does what a step asks for; if that fails, all that was delegated goes.
@@ -117,7 +175,7 @@ impl Router {
         router: &mut PlaneRouter,
         step: Step<PortHandle>,
     ) -> (Vec<u8>, Option<Gone>, bool) {
-        let Step { id, actions, settle, answer } = step;
+        let Step { id, actions, settle, answer, later: _ } = step;
         match router.carry_out(actions) {
             Ok(gone) => (answer, gone, settle),
             Err(error) => {
@@ -214,7 +272,7 @@ impl Channel {
         let io = |source| SocketError::Io { what: "serve", path: path.to_owned(), source };
         let listener = UnixListener::from_std(listener).map_err(io)?;
         let (stop, stopped) = oneshot::channel();
-        let task = Task { listener, _file: file, router, connection: None };
+        let task = Task { listener, _file: file, router, connection: None, waiting: None };
         Ok(Self { stop, task: tokio::spawn(task.run(stopped)) })
     }
 
@@ -233,6 +291,8 @@ struct Task {
     _file: SocketFile,
     router: Arc<Router>,
     connection: Option<Connection>,
+    /// What the connection waits for.
+    waiting: Option<Waiting>,
 }
 
 enum Event {
@@ -241,6 +301,7 @@ enum Event {
     Expired,
     Input,
     Left,
+    Changed(Changed),
 }
 
 impl Task {
@@ -262,6 +323,7 @@ impl Task {
                     self.connection = None;
                     self.router.begin(false).await;
                 }
+                Event::Changed(changed) => self.changed(changed),
             }
             // Others have their turn, however much is to be read.
             tokio::task::yield_now().await;
@@ -272,6 +334,7 @@ impl Task {
     async fn next(&mut self, stop: &mut oneshot::Receiver<()>, ready: Instant) -> Event {
         let deadline = self.router.state().session.deadline();
         let (listener, connection) = (&self.listener, &mut self.connection);
+        let waiting = self.waiting.as_mut();
         tokio::select! {
             biased;
             _ = stop => Event::Stop,
@@ -279,12 +342,16 @@ impl Task {
             came = async { until(Some(ready)).await; listener.accept().await } => {
                 Event::Came(came.map(|(stream, _)| stream))
             }
-            there = async {
-                match connection {
-                    Some(connection) => connection.next(ready).await,
-                    None => std::future::pending().await,
+            event = async {
+                match (waiting, connection) {
+                    (Some(waiting), _) => Event::Changed(join((&mut waiting.change).await)),
+                    (None, Some(connection)) => match connection.next(ready).await {
+                        true => Event::Input,
+                        false => Event::Left,
+                    },
+                    (None, None) => std::future::pending().await,
                 }
-            } => if there { Event::Input } else { Event::Left },
+            } => event,
         }
     }
 
@@ -292,6 +359,8 @@ impl Task {
         match came {
             Ok(stream) => {
                 debug!("router {}: an agent connected", self.router.vm);
+                // Whoever waited for an answer is gone.
+                self.waiting = None;
                 self.connection = Some(Connection::new(stream));
                 self.router.begin(true).await;
             }
@@ -307,10 +376,27 @@ impl Task {
         let Some(connection) = &mut self.connection else { return };
         let (lines, mut input) = connection.input();
         let before = input.len();
-        let answer = self.router.line(lines, &mut input, budget).await;
-        let taken = before - input.len();
-        connection.answer(taken, answer);
+        match self.router.line(lines, &mut input, budget).await {
+            Came::Answer(answer) => {
+                let taken = before - input.len();
+                connection.answer(taken, answer);
+            }
+            Came::Later(waiting) => self.waiting = Some(waiting),
+        }
     }
+
+    fn changed(&mut self, changed: Changed) {
+        let Some(Waiting { id, answer, taken, change: _ }) = self.waiting.take() else { return };
+        let answer = self.router.changed(id, answer, changed);
+        if let Some(connection) = &mut self.connection {
+            connection.answer(taken, answer);
+        }
+    }
+}
+
+/// What came of a task; if it broke off, nothing is known to be done.
+fn join(joined: Result<Changed, tokio::task::JoinError>) -> Changed {
+    joined.unwrap_or_else(|error| Err(Failed::new(Refusal::NotDone, error.to_string())))
 }
 
 async fn until(time: Option<Instant>) {

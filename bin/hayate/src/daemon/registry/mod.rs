@@ -13,6 +13,7 @@ mod changes;
 mod checks;
 mod disks;
 mod flow;
+mod guests;
 mod images;
 mod pfs;
 mod ports;
@@ -20,6 +21,7 @@ mod restore;
 mod routers;
 mod views;
 
+pub(crate) use guests::GuestPf;
 pub(crate) use images::Tell;
 pub(crate) use restore::RestoreError;
 
@@ -66,6 +68,7 @@ struct Vm {
 }
 
 struct Port {
+    /// What holds: of a function, what the guest has set too.
     config: PortConfig,
     origin: Origin,
     /// What it is of its PF, if it has one.
@@ -76,6 +79,8 @@ struct Port {
 struct Pf {
     config: PfConfig,
     origin: Origin,
+    /// What its guest has set.
+    guest: GuestPf,
 }
 
 struct Disk {
@@ -108,7 +113,7 @@ pub(crate) struct Registry {
     /// How stores are known, and know this host.
     tls: Option<Arc<rustls::ClientConfig>>,
     started: (SystemTime, Instant),
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
     tables: Arc<RwLock<Tables>>,
 }
 
@@ -130,23 +135,13 @@ impl Registry {
             config_file,
             vhost_group,
             started: (SystemTime::now(), Instant::now()),
-            changing: Mutex::new(()),
+            changing: Arc::default(),
             tables: Arc::default(),
         }
     }
 
-    /// Saves what was declared at run time. The disk may be slow, and sessions run on this
-    /// thread: it is done on another.
     async fn save(&self) -> Result<(), Error> {
-        let (state, store) = (self.tables.read().state(), self.store.clone());
-        let saved = tokio::task::spawn_blocking(move || store.save(state)).await;
-        match saved {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::new(ErrorCode::Host, error.to_string())),
-            Err(error) => {
-                Err(Error::new(ErrorCode::Host, format!("the state cannot be saved: {error}")))
-            }
-        }
+        save(&self.tables, &self.store).await
     }
 
     /// Closes everything; nothing is changed in the saved state.
@@ -161,6 +156,20 @@ impl Registry {
         }
         self.plane.shutdown().await;
         self.release_images().await;
+    }
+}
+
+/// Saves what was declared at run time. The disk may be slow, and sessions run on this thread: it is done
+/// on another.
+async fn save(tables: &RwLock<Tables>, store: &StateFile) -> Result<(), Error> {
+    let (state, store) = (tables.read().state(), store.clone());
+    let saved = tokio::task::spawn_blocking(move || store.save(state)).await;
+    match saved {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(Error::new(ErrorCode::Host, error.to_string())),
+        Err(error) => {
+            Err(Error::new(ErrorCode::Host, format!("the state cannot be saved: {error}")))
+        }
     }
 }
 
@@ -183,6 +192,9 @@ impl Tables {
         }
         for (name, pf) in self.pfs.iter().filter(|(_, pf)| kept(pf.origin)) {
             state.pfs.insert(name.clone(), pf.config.clone());
+        }
+        for (name, pf) in self.pfs.iter().filter(|(_, pf)| !pf.guest.is_empty()) {
+            state.guests.insert(name.clone(), pf.guest.clone());
         }
         for (name, disk) in self.disks.iter().filter(|(_, disk)| kept(disk.origin)) {
             state.disks.insert(name.clone(), disk.config.clone());

@@ -4,7 +4,7 @@
 //! what is enforced on its functions, and its ports are derived from it.
 
 use super::checks::{exists, invalid, not_static};
-use super::{Pf, Port, Registry, Tables, host, not_found};
+use super::{GuestPf, Pf, Port, Registry, Tables, host, not_found};
 use api::{Error, ErrorCode, Function, Name, Origin, PfConfig, PfFunction, PortConfig, PortState};
 use tracing::{info, warn};
 
@@ -20,7 +20,11 @@ impl Registry {
         let functions = config.functions(name).map_err(|wrong| invalid(&wrong))?;
         let _changing = self.changing.lock().await;
         // What is enforced may have been changed since.
-        let made = |of: &PfConfig| PfConfig { policies: config.policies.clone(), ..of.clone() };
+        let made = |of: &PfConfig| PfConfig {
+            policies: config.policies.clone(),
+            guest: config.guest.clone(),
+            ..of.clone()
+        };
         let same = self.tables.read().pfs.get(name).map(|pf| made(&pf.config) == config);
         match same {
             Some(true) => return Ok((self.pf(name)?, false)),
@@ -40,7 +44,10 @@ impl Registry {
         {
             let mut tables = self.tables.write();
             tables.ports.extend(opened);
-            tables.pfs.insert(name.clone(), Pf { config, origin: Origin::Runtime });
+            tables.pfs.insert(
+                name.clone(),
+                Pf { config, origin: Origin::Runtime, guest: GuestPf::default() },
+            );
         }
         if let Err(error) = self.save().await {
             let (_, ports) = self.tables.write().take_pf(name);
@@ -102,7 +109,13 @@ impl Registry {
     }
 
     /// Opens a PF that was there before.
-    pub(super) async fn restore_pf(&self, name: &Name, config: &PfConfig, origin: Origin) {
+    pub(super) async fn restore_pf(
+        &self,
+        name: &Name,
+        config: &PfConfig,
+        guest: GuestPf,
+        origin: Origin,
+    ) {
         let functions = match config.functions(name) {
             Ok(functions) => functions,
             Err(wrong) => return warn!("pf {name} is dropped: {wrong}"),
@@ -116,10 +129,12 @@ impl Registry {
                 "port {port} is declared in the configuration file; the saved pf {name} is dropped"
             );
         }
+        let guest = guest.of(config);
         for (port, function) in functions {
-            self.restore_port(&port, &config.port(&port), Some(function), origin).await;
+            let holds = config.port_with(&port, &guest.settings(&function));
+            self.restore_port(&port, &holds, Some(function), origin).await;
         }
-        let pf = Pf { config: config.clone(), origin };
+        let pf = Pf { config: config.clone(), origin, guest };
         self.tables.write().pfs.insert(name.clone(), pf);
     }
 
@@ -137,18 +152,21 @@ impl Registry {
     }
 
     fn view_pf(&self, tables: &Tables, name: &Name, pf: &Pf) -> api::Pf {
-        let Pf { config, origin } = pf;
+        let Pf { config, origin, guest } = pf;
         // A name that leaves no room for its functions was refused.
         let functions = config.functions(name).unwrap_or_default().into_iter();
         let functions: Vec<PfFunction> = functions
-            .filter_map(|(port, Function { vf, .. })| {
+            .filter_map(|(port, function)| {
+                let (settings, guest) = (pf.settings(&port, &function), guest.settings(&function));
                 let it = tables.ports.get(&port)?;
                 let live = self.live(it);
-                let mac = it.config.card(&port)?;
+                let mac = config.port(&port).card(&port)?;
                 Some(PfFunction {
-                    vf,
+                    vf: function.vf,
                     port,
                     mac,
+                    settings,
+                    guest,
                     carrier: live.state == PortState::Running,
                     state: live.state,
                     since: live.since,
@@ -181,19 +199,29 @@ impl Tables {
         (self.pfs.remove(name), ports)
     }
 
-    /// Has a port this configuration, of which only what is enforced is another; that of a function is saved
-    /// with its PF.
-    pub(super) fn reconfigure(&mut self, name: &Name, config: PortConfig) {
-        let Some(port) = self.ports.get_mut(name) else { return };
-        let pf = port.function.as_ref().and_then(|function| self.pfs.get_mut(&function.pf));
-        if let Some(Pf { config: pf, .. }) = pf {
-            if config.policy.is_default() {
-                pf.policies.remove(name);
-            } else {
-                pf.policies.insert(name.clone(), config.policy.clone());
+    /// What was declared for a port; of a function, by the operator.
+    pub(super) fn declared(&self, name: &Name, port: &Port) -> PortConfig {
+        let pf = port.function.as_ref().and_then(|function| self.pfs.get(&function.pf));
+        pf.map_or_else(|| port.config.clone(), |pf| pf.config.port(name))
+    }
+
+    /// Has something else declared for a port, of which only what is enforced is another; that of a function
+    /// is saved with its PF. Returns what holds now.
+    pub(super) fn reconfigure(&mut self, name: &Name, config: PortConfig) -> Option<PortConfig> {
+        let port = self.ports.get_mut(name)?;
+        port.config = match &port.function {
+            None => config,
+            Some(function) => {
+                let pf = self.pfs.get_mut(&function.pf)?;
+                if config.policy.is_default() {
+                    pf.config.policies.remove(name);
+                } else {
+                    pf.config.policies.insert(name.clone(), config.policy);
+                }
+                pf.config.port_with(name, &pf.guest.settings(function))
             }
-        }
-        port.config = config;
+        };
+        Some(port.config.clone())
     }
 
     /// A PF for which `test` holds.

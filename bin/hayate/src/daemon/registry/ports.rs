@@ -111,22 +111,24 @@ impl Registry {
         policy: PortPolicy,
     ) -> Result<api::Port, Error> {
         let _changing = self.changing.lock().await;
-        let (handle, config, before) = {
+        let (handle, declared, before, after) = {
             let mut tables = self.tables.write();
             let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
             not_static(self, "port", name, port.origin)?;
-            let config = PortConfig { policy, ..port.config.clone() };
-            config.check().map_err(|wrong| invalid(&wrong))?;
             let (handle, before) = (port.handle(), port.config.clone());
-            tables.reconfigure(name, config.clone());
-            (handle, config, before)
+            let declared = tables.declared(name, port);
+            let config = PortConfig { policy, ..declared.clone() };
+            config.check().map_err(|wrong| invalid(&wrong))?;
+            let after = tables.reconfigure(name, config);
+            (handle, declared, before, after)
         };
         if let Err(error) = self.save().await {
-            self.tables.write().reconfigure(name, before);
+            self.tables.write().reconfigure(name, declared);
             return Err(error);
         }
-        if let Some(handle) = handle {
-            self.plane.set_policy(handle, name, &config).await.map_err(|error| host(&error))?;
+        if let (Some(handle), Some(after)) = (handle, after) {
+            let done = self.plane.configure(handle, name, &before, &after).await;
+            done.map_err(|error| host(&error))?;
         }
         info!("port {name} has another policy");
         self.port(name)

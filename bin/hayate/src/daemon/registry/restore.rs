@@ -24,17 +24,18 @@ impl Registry {
         self.restore_networks(&config.networks, Origin::Config)?;
         self.restore_networks(&state.networks, Origin::Runtime)?;
         self.restore_vms(config, &state);
+        let guest = |pf: &Name| state.guests.get(pf).cloned().unwrap_or_default();
         for (name, port) in &config.ports {
             self.restore_port(name, port, None, Origin::Config).await;
         }
         for (name, pf) in &config.pfs {
-            self.restore_pf(name, pf, Origin::Config).await;
+            self.restore_pf(name, pf, guest(name), Origin::Config).await;
         }
         for (name, port) in &state.ports {
             self.restore_port(name, port, None, Origin::Runtime).await;
         }
         for (name, pf) in &state.pfs {
-            self.restore_pf(name, pf, Origin::Runtime).await;
+            self.restore_pf(name, pf, guest(name), Origin::Runtime).await;
         }
         for (name, disk) in &config.disks {
             self.restore_disk(name, disk, Origin::Config).await;

@@ -1,14 +1,12 @@
 //! Guest channels of VMs, and the routers behind them.
 
-use super::{Failure, Port, RETRY, Registry, Tables, Vm, host, not_found};
-use crate::daemon::channel::{Channel, Ports, Router};
-use crate::plane::{Plane, PortHandle};
-use api::channel::{ChannelFunction, Flow, HopCount, Limits, Refusal, Selector, To};
+use super::guests::VmPorts;
+use super::{Failure, RETRY, Registry, Vm, host, not_found};
+use crate::daemon::channel::{Channel, Router};
+use api::channel::{Flow, Limits, Refusal, Selector, To};
 use api::{
-    Error, ErrorCode, Mac, Name, Origin, PortKind, PortState, RouterConnections, RouterDetail,
-    RouterPrefixes, VmConfig,
+    Error, ErrorCode, Name, Origin, RouterConnections, RouterDetail, RouterPrefixes, VmConfig,
 };
-use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::path::Path;
@@ -25,70 +23,6 @@ const SHOWN: usize = 10_000;
 pub(super) struct GuestChannel {
     pub(super) router: Arc<Router>,
     open: Result<Channel, Failure>,
-}
-
-/// The ports of one VM, for its channel.
-struct VmPorts {
-    vm: Name,
-    plane: Plane,
-    tables: Arc<RwLock<Tables>>,
-}
-
-impl Ports for VmPorts {
-    fn ports(&self) -> Vec<channel::Port<PortHandle>> {
-        let tables = self.tables.read();
-        let ports = tables.ports.iter();
-        let own = ports.filter(|(_, port)| port.config.vm.as_ref() == Some(&self.vm));
-        own.map(|(name, port)| channel::Port {
-            name: name.clone(),
-            network: port.config.network.clone(),
-            mac: match port.config.kind {
-                PortKind::Vhost => port.config.card(name),
-                PortKind::Tap => port.handle().and_then(|handle| self.plane.live(handle)?.mac),
-            },
-            handle: port.handle(),
-        })
-        .collect()
-    }
-
-    fn functions(&self) -> Vec<ChannelFunction> {
-        let tables = self.tables.read();
-        let functions = tables.ports.iter().filter_map(|(name, port)| {
-            let function = port.function.clone()?;
-            if port.config.vm.as_ref() != Some(&self.vm) {
-                return None;
-            }
-            let live = port.handle().and_then(|handle| self.plane.live(handle));
-            let count =
-                |traffic: &api::Traffic| HopCount { packets: traffic.frames, bytes: traffic.bytes };
-            Some(ChannelFunction {
-                function,
-                network: port.config.network.clone(),
-                mac: port.config.card(name)?,
-                carrier: live.as_ref().is_some_and(|live| live.state == PortState::Running),
-                sent: live.as_ref().map(|live| count(&live.from_port)).unwrap_or_default(),
-                received: live.as_ref().map(|live| count(&live.to_port)).unwrap_or_default(),
-                dropped: live.iter().flat_map(|live| &live.drops).map(|(_, count)| count).sum(),
-            })
-        });
-        let mut functions: Vec<ChannelFunction> = functions.collect();
-        functions.sort_by(|a, b| a.function.cmp(&b.function));
-        functions
-    }
-
-    fn learned(&self, wanted: &BTreeSet<Mac>) -> Vec<(Mac, PortHandle)> {
-        let tables = self.tables.read();
-        let own = |port: &&Port| port.config.vm.as_ref() == Some(&self.vm);
-        let own: Vec<&Port> = tables.ports.values().filter(own).collect();
-        let handles: Vec<PortHandle> = own.iter().filter_map(|port| port.handle()).collect();
-        let networks: BTreeSet<&Name> = own.iter().map(|port| &port.config.network).collect();
-        let networks = networks.into_iter().filter_map(|name| tables.networks.get(name));
-        let learned = networks.flat_map(|network| self.plane.learned(network.handle));
-        learned
-            .filter(|entry| wanted.contains(&entry.mac) && handles.contains(&entry.port))
-            .map(|entry| (entry.mac, entry.port))
-            .collect()
-    }
 }
 
 impl GuestChannel {
@@ -115,7 +49,13 @@ impl Registry {
             connections: config.connections_max,
         };
         let (vm, plane) = (name.clone(), self.plane.clone());
-        let ports = VmPorts { vm: vm.clone(), plane: plane.clone(), tables: self.tables.clone() };
+        let ports = VmPorts {
+            vm: vm.clone(),
+            plane: plane.clone(),
+            tables: self.tables.clone(),
+            changing: self.changing.clone(),
+            store: self.store.clone(),
+        };
         let router = Arc::new(Router::new(vm, limits, bypass, plane, ports));
         let open = self.listen(name, path, &router).map_err(Failure::now);
         Some(GuestChannel { router, open })

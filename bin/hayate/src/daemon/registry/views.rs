@@ -72,13 +72,13 @@ impl Registry {
 
     pub(crate) fn ports(&self) -> Vec<api::Port> {
         let tables = self.tables.read();
-        tables.ports.iter().map(|(name, port)| self.view_port(name, port)).collect()
+        tables.ports.iter().map(|(name, port)| self.view_port(&tables, name, port)).collect()
     }
 
     pub(crate) fn port(&self, name: &Name) -> Result<api::Port, Error> {
         let tables = self.tables.read();
         let port = tables.ports.get(name).ok_or_else(|| not_found("port", name))?;
-        Ok(self.view_port(name, port))
+        Ok(self.view_port(&tables, name, port))
     }
 
     pub(super) fn failed_ports(&self) -> Vec<Name> {
@@ -115,7 +115,7 @@ impl Registry {
         })
     }
 
-    fn view_port(&self, name: &Name, port: &Port) -> api::Port {
+    fn view_port(&self, tables: &Tables, name: &Name, port: &Port) -> api::Port {
         let (config, live) = (&port.config, self.live(port));
         let vhost = config.kind == PortKind::Vhost;
         api::Port {
@@ -141,7 +141,8 @@ impl Registry {
             worker: config.worker,
             moderation: vhost.then(|| config.moderation.unwrap_or_default()),
             queue_pairs: config.queue_pairs(),
-            config: config.clone(),
+            config: tables.declared(name, port),
+            policy: config.policy.clone(),
             mac: live.mac,
             page_size: live.page_size,
             features: feature::names(live.features),

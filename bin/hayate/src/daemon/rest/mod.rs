@@ -66,6 +66,7 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(vms::show, vms::put, vms::delete))
         .routes(routes!(pfs::list))
         .routes(routes!(pfs::show, pfs::put, pfs::delete))
+        .routes(routes!(pfs::limit))
         .routes(routes!(routers::list))
         .routes(routes!(routers::show))
         .routes(routes!(routers::prefixes))

@@ -4,7 +4,7 @@ use super::Refusal;
 use super::answer::{carried_through, made, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
-use api::{ErrorBody, Pf, PfConfig};
+use api::{ErrorBody, GuestLimits, Pf, PfConfig};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -47,6 +47,25 @@ pub(super) async fn put(
 ) -> Result<(StatusCode, Json<Pf>), Refusal> {
     let name = name(&text)?;
     carried_through(async move { registry.add_pf(&name, config).await }).await.map(made)
+}
+
+/// Says how far the guest may go when it sets up the VFs of a PF. What it has set and may no longer does not
+/// count any more.
+#[utoipa::path(put, path = "/v1/pfs/{name}/guest", tag = "pfs", operation_id = "limit_pf_guest",
+    params(("name" = String, Path, description = "Its name")),
+    request_body = GuestLimits,
+    responses(
+        (status = 200, description = "It holds", body = Pf),
+        (status = 400, description = "A value is not allowed", body = ErrorBody),
+        (status = 404, description = "There is none of that name", body = ErrorBody),
+        (status = 409, description = "The configuration file declares it", body = ErrorBody)))]
+pub(super) async fn limit(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Body(limits): Body<GuestLimits>,
+) -> Result<Json<Pf>, Refusal> {
+    let name = name(&text)?;
+    carried_through(async move { registry.set_guest_limits(&name, limits).await }).await.map(Json)
 }
 
 /// Removes a PF and its VFs; its VM loses these links, QEMU runs on.
