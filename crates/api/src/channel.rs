@@ -12,6 +12,7 @@
 //! which [`Connections`] do.
 
 mod connections;
+mod flows;
 mod functions;
 mod refusal;
 mod rpc;
@@ -25,6 +26,10 @@ use crate::{Mac, Name};
 pub use connections::{
     Connection, ConnectionCount, ConnectionCounters, Connections, CountedConnections, Ends, Flow,
     Transport,
+};
+pub use flows::{
+    CountedRule, FlowCount, FlowCursor, FlowFunction, FlowLimits, FlowPart, FlowRest, Flows,
+    ListFlows, SetFlows,
 };
 pub use functions::{ChannelFunction, Functions, ListFunctions, SetFunction, ShowFunction};
 pub use refusal::Refusal;
@@ -83,7 +88,7 @@ pub struct Hello {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u32>,
     /// What the kernel calls this boot of the machine, 64 bytes at most. What was set on virtual functions
-    /// in another one ends, as with hardware.
+    /// in another one ends, flow rules too, as with hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
 }

@@ -23,6 +23,7 @@ mod network;
 mod port;
 mod ranges;
 mod router;
+pub mod rule;
 mod size;
 mod source;
 mod text;

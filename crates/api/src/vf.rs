@@ -4,6 +4,7 @@ mod guest;
 
 pub use guest::{FunctionChange, FunctionSettings, GuestLimits, GuestRight, GuestSettings, NotSet};
 
+use crate::channel::FlowLimits;
 use crate::port::config::in_range;
 use crate::{
     Mac, Moderation, Name, Offload, Origin, PortConfig, PortKind, PortPolicy, PortState, Timestamp,
@@ -68,6 +69,28 @@ pub struct PfConfig {
     /// Offloads and ring features not to offer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_offload: Vec<Offload>,
+    /// Flow rules its guest may have on all its functions together, 0 to 16384.
+    #[serde(default = "rules_default", skip_serializing_if = "is_rules_default")]
+    #[schema(maximum = 16_384)]
+    #[schemars(range(min = 0, max = 16_384))]
+    pub rules_max: u32,
+    /// Flow rules its guest may add or delete in a second, 1 to 1000000, over time; twice `rules_max` at
+    /// once.
+    #[serde(default = "rate_default", skip_serializing_if = "is_rate_default")]
+    #[schema(minimum = 1, maximum = 1_000_000)]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub rule_rate: u32,
+    /// Flow rules with a meter its guest may have, 0 to 16384.
+    #[serde(default = "meters_default", skip_serializing_if = "is_meters_default")]
+    #[schema(maximum = 16_384)]
+    #[schemars(range(min = 0, max = 16_384))]
+    pub meters_max: u32,
+    /// Connections that are remembered for flow rules that ask for their state, 256 to 1048576: each
+    /// function has an equal part. One takes 128 to 256 bytes.
+    #[serde(default = "connections_default", skip_serializing_if = "is_connections_default")]
+    #[schema(minimum = 256, maximum = 1_048_576)]
+    #[schemars(range(min = 256, max = 1_048_576))]
+    pub connections_max: u32,
     /// What is enforced on functions, by the names of their ports. By default nothing is.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub policies: BTreeMap<Name, PortPolicy>,
@@ -75,6 +98,30 @@ pub struct PfConfig {
     #[serde(default, skip_serializing_if = "GuestLimits::is_default")]
     pub guest: GuestLimits,
 }
+
+const RULES_DEFAULT: u32 = 1024;
+const RATE_DEFAULT: u32 = 1000;
+const METERS_DEFAULT: u32 = 256;
+const CONNECTIONS_DEFAULT: u32 = 131_072;
+
+/// serde wants functions.
+macro_rules! default_value {
+    ($value:ident, $default:ident, $is_default:ident) => {
+        fn $default() -> u32 {
+            $value
+        }
+
+        #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+        fn $is_default(value: &u32) -> bool {
+            *value == $value
+        }
+    };
+}
+
+default_value!(RULES_DEFAULT, rules_default, is_rules_default);
+default_value!(RATE_DEFAULT, rate_default, is_rate_default);
+default_value!(METERS_DEFAULT, meters_default, is_meters_default);
+default_value!(CONNECTIONS_DEFAULT, connections_default, is_connections_default);
 
 impl PfConfig {
     /// A PF of `vm` with this many VFs and nothing else said.
@@ -91,6 +138,10 @@ impl PfConfig {
             moderation: None,
             mac_limit: None,
             no_offload: Vec::new(),
+            rules_max: RULES_DEFAULT,
+            rule_rate: RATE_DEFAULT,
+            meters_max: METERS_DEFAULT,
+            connections_max: CONNECTIONS_DEFAULT,
             policies: BTreeMap::new(),
             guest: GuestLimits::default(),
         }
@@ -102,9 +153,23 @@ impl PfConfig {
     /// The first field that is wrong, and what is allowed.
     pub fn check(&self) -> Result<(), Wrong> {
         in_range("vfs", Some(self.vfs), 1, MAX_VFS, "VFs")?;
+        in_range("rules_max", Some(self.rules_max), 0, 16_384, "rules")?;
+        in_range("rule_rate", Some(self.rule_rate), 1, 1_000_000, "rules in a second")?;
+        in_range("meters_max", Some(self.meters_max), 0, 16_384, "meters")?;
+        in_range("connections_max", Some(self.connections_max), 256, 1 << 20, "connections")?;
         self.general().check()?;
         self.guest.check()?;
         self.policies.keys().try_for_each(|port| self.port(port).check())
+    }
+
+    /// How much of flow rules there may be.
+    pub fn flow_limits(&self) -> FlowLimits {
+        FlowLimits {
+            rules: self.rules_max,
+            rate: self.rule_rate,
+            meters: self.meters_max,
+            connections: self.connections_max,
+        }
     }
 
     /// What the port of this function is made with.
@@ -178,6 +243,8 @@ pub struct Pf {
     pub vfs: u16,
     /// VFs that have carrier.
     pub running: usize,
+    /// Flow rules that its guest has.
+    pub rules: usize,
     /// Where it was declared.
     pub origin: Origin,
     /// What it was made with: sent again, it makes the same PF.

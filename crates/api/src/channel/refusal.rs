@@ -59,11 +59,23 @@ pub enum Refusal {
     NotAllowed,
     /// The daemon cannot do it; the message says why. All is as before.
     NotDone,
+    /// A part of a change whose parts before are not there (any more).
+    UnknownBatch,
+    /// No flow rule of this number.
+    UnknownRule,
+    /// There is a flow rule of this number.
+    RuleExists,
+    /// More flow rules than the PF may have, or more kinds of them, by what they look at.
+    TooManyRules,
+    /// More flow rules with a meter than the PF may have.
+    TooManyMeters,
+    /// More changes of flow rules than the PF may have in this time: later.
+    TooManyUpdates,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 26] = [
         Self::Malformed,
         Self::TooLong,
         Self::UnknownMethod,
@@ -84,6 +96,12 @@ impl Refusal {
         Self::UnknownFunction,
         Self::NotAllowed,
         Self::NotDone,
+        Self::UnknownBatch,
+        Self::UnknownRule,
+        Self::RuleExists,
+        Self::TooManyRules,
+        Self::TooManyMeters,
+        Self::TooManyUpdates,
     ];
 
     /// As it is written in messages, metrics and tables.
@@ -109,6 +127,12 @@ impl Refusal {
             Self::UnknownFunction => "unknown-function",
             Self::NotAllowed => "not-allowed",
             Self::NotDone => "not-done",
+            Self::UnknownBatch => "unknown-batch",
+            Self::UnknownRule => "unknown-rule",
+            Self::RuleExists => "rule-exists",
+            Self::TooManyRules => "too-many-rules",
+            Self::TooManyMeters => "too-many-meters",
+            Self::TooManyUpdates => "too-many-updates",
         }
     }
 
