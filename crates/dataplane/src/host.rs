@@ -8,37 +8,34 @@
 mod disks;
 mod load;
 mod routers;
+mod rules;
+mod status;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use pace::Profile;
 use parking_lot::Mutex;
 use rustix::thread::set_current_timer_slack;
-use switch::rules::{PortRules, RuleId, RuleSet, RuleStats};
-use switch::{DropReason, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode};
+use switch::rules::RuleSet;
+use switch::{NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode};
 use sys::numa::Topology;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
-use crate::balance::{Balancer, Move, ONE};
-use crate::counters::QueueCounters;
+use crate::balance::{Balancer, Move};
 use crate::disk::DiskId;
 use crate::error::HostError;
 use crate::homes::{Homes, Workers};
-use crate::port::{Kind, Port, PortMap, tap, vhost};
-use crate::session::{QueueInfo, SessionTask};
+use crate::port::{PortMap, tap, vhost};
+use crate::session::SessionTask;
 use crate::spec::{NetworkSpec, Options, PortKind, PortSpec};
-use crate::status::{
-    Direction, FdbEntry, PortState, PortStatus, QueueStatus, Traffic, WorkerQueue, WorkerStatus,
-};
 use crate::worker::placement::{TxId, TxQueue};
 use crate::worker::{Command, Shared, Worker};
 pub(crate) use disks::{Offer, Resident, Served};
@@ -161,6 +158,20 @@ impl Host {
     /// The specification names something that does not exist, or the socket or interface could
     /// not be made. Nothing is left behind then.
     pub async fn add_port(&self, spec: PortSpec) -> Result<PortId, HostError> {
+        self.add_port_with(spec, None).await
+    }
+
+    /// [`Host::add_port`] of one whose flow rules hold for its first frame.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Host::add_port`], or a rule makes no sense or is too much.
+    pub async fn add_port_with(
+        &self,
+        spec: PortSpec,
+        rules: Option<RuleSet>,
+    ) -> Result<PortId, HostError> {
+        let rules = rules::compile(rules, None)?;
         if let Some(worker) = spec.worker {
             self.check_worker(worker)?;
         }
@@ -170,7 +181,8 @@ impl Host {
             mac_limit: spec.mac_limit,
         };
         let id = self.0.switch.add_port(config)?;
-        let made = match self.0.switch.set_policy(id, &spec.policy) {
+        let enforced = self.0.switch.set_policy(id, &spec.policy);
+        let made = match enforced.and_then(|()| self.0.switch.set_rules(id, rules)) {
             Ok(()) => self.make_port(id, &spec).await,
             Err(error) => Err(error.into()),
         };
@@ -227,28 +239,6 @@ impl Host {
         self.settle().await
     }
 
-    /// The flow rules of a port; `None`: it has none. All of them are replaced at once, and those that
-    /// stay go on counting. Returns when they hold for every frame.
-    ///
-    /// # Errors
-    ///
-    /// The port does not exist, or a rule makes no sense or is too much.
-    pub async fn set_rules(&self, id: PortId, rules: Option<RuleSet>) -> Result<(), HostError> {
-        let switch = &self.0.switch;
-        let snapshot = switch.snapshot();
-        let before = snapshot.rules(id);
-        let compiled = rules.map(|rules| PortRules::new(rules, before)).transpose()?;
-        switch.set_rules(id, compiled.map(Arc::new))?;
-        self.settle().await
-    }
-
-    /// What each flow rule of a port has done: those for frames from it first.
-    pub fn rule_stats(&self, id: PortId) -> Vec<(RuleId, RuleStats)> {
-        let snapshot = self.0.switch.snapshot();
-        let rules = snapshot.rules(id).into_iter().flat_map(PortRules::stats);
-        rules.map(|(rule, stats)| (rule.id, stats)).collect()
-    }
-
     /// How a port treats VLAN tags; what was learned behind it is forgotten. Returns when it holds for
     /// every frame.
     ///
@@ -289,62 +279,6 @@ impl Host {
         Ok(self.0.switch.remove_port(id)?)
     }
 
-    /// State and counters of a port.
-    pub fn port_status(&self, id: PortId) -> Option<PortStatus> {
-        let port = self.0.tables.lock().ports.get_arc(id)?.clone();
-        let mut status = status_of(&port);
-        for counters in &port.incoming {
-            counters.add_to(&mut status.from_port);
-            status.flood_copies += counters.flood_copies.get();
-        }
-        for counters in port.outgoing() {
-            counters.add_to(&mut status.to_port);
-            status.interrupts += counters.interrupts.get();
-            status.deferred += counters.deferred.get();
-        }
-        let dropped = |reason: DropReason| {
-            let all = port.incoming.iter().chain(port.outgoing());
-            (reason, all.map(|counters| counters.dropped(reason)).sum::<u64>())
-        };
-        status.drops =
-            DropReason::ALL.iter().map(|r| dropped(*r)).filter(|(_, n)| *n > 0).collect();
-        Some(status)
-    }
-
-    /// All workers.
-    pub fn workers(&self) -> Vec<WorkerStatus> {
-        let ports = self.0.tables.lock().ports.clone();
-        let gauges = self.0.gauges.lock();
-        let queue = |id: &TxId| {
-            let port = ports.get(id.port)?;
-            let (home, rate) = (port.homes.get(id.index)?, gauges.queue(*id));
-            Some(WorkerQueue {
-                port: port.name.clone(),
-                index: id.index,
-                pinned: home.pinned,
-                node: home.node,
-                load: f64::from(rate.load) / f64::from(ONE),
-                frames_per_second: rate.frames,
-            })
-        };
-        let status = |worker: &Arc<Shared>| WorkerStatus {
-            id: worker.id,
-            cpu: worker.cpu,
-            node: worker.node,
-            state: worker.state(),
-            queues: worker.queues.lock().iter().filter_map(queue).collect(),
-            load: f64::from(worker.load.load(Relaxed)) / f64::from(ONE),
-            frames_per_second: gauges.worker(worker.id),
-            polls: worker.polls.get(),
-            busy_polls: worker.busy_polls.get(),
-            busy: Duration::from_nanos(worker.busy_ns.get()),
-            naps: worker.naps.get(),
-            sleeps: worker.sleeps.get(),
-            frames: worker.frames.get(),
-        };
-        self.0.workers.iter().map(status).collect()
-    }
-
     /// Has `worker` serve a port's TX queue, or all of them (`queue`: `None`), from now on and until
     /// told otherwise; `worker` of `None` takes that back: the queues are placed by load again.
     /// Frames flow on meanwhile, and keep their order. Returns once the queues are there.
@@ -378,19 +312,6 @@ impl Host {
             let _ = settled.await;
         }
         Ok(())
-    }
-
-    /// The MAC addresses known in a network.
-    pub fn fdb(&self, network: NetworkId) -> Vec<FdbEntry> {
-        let entry = |entry: switch::FdbEntry| FdbEntry {
-            mac: entry.mac.0,
-            vlan: entry.vlan,
-            port: entry.port,
-            age: entry.age,
-            fixed: entry.fixed,
-        };
-        let known = self.0.switch.fdb(network, self.0.now_ms()).unwrap_or_default();
-        known.into_iter().map(entry).collect()
     }
 
     /// Removes all ports and disks and ends the workers.
@@ -519,88 +440,5 @@ fn spawn(
     match made.recv() {
         Ok(made) => made.map(|()| thread),
         Err(_) => Err(io::Error::other("its thread ended at once")),
-    }
-}
-
-/// What the kind of a port has to say; counters are still zero.
-fn status_of(port: &Port) -> PortStatus {
-    let mtu = u16::try_from(port.mtu()).ok().filter(|mtu| *mtu != 0);
-    let empty = PortStatus {
-        state: PortState::Running,
-        since: SystemTime::UNIX_EPOCH,
-        sessions: 0,
-        last_fault: None,
-        features: 0,
-        mtu,
-        mac: None,
-        page_size: None,
-        from_port: Traffic::default(),
-        to_port: Traffic::default(),
-        flood_copies: 0,
-        interrupts: 0,
-        deferred: 0,
-        drops: Vec::new(),
-        queues: Vec::new(),
-    };
-    match &port.kind {
-        Kind::Vhost(vhost) => {
-            let info = vhost.info.lock();
-            let queue = |(virtqueue, info): (usize, &Option<QueueInfo>)| {
-                let (index, is_tx) = (virtqueue / 2, virtqueue % 2 == 1);
-                let counters = if is_tx {
-                    port.incoming.get(index)
-                } else {
-                    vhost.rx.get(index).map(|queue| &queue.counters)
-                };
-                let info = info.as_ref()?;
-                let dir = if is_tx { Direction::Tx } else { Direction::Rx };
-                Some(queue_status(port, index, dir, info, counters?))
-            };
-            PortStatus {
-                state: info.state.clone(),
-                since: info.since,
-                sessions: info.sessions,
-                last_fault: info.last_fault.clone(),
-                features: info.features,
-                page_size: info.page_size,
-                queues: info.queues.iter().enumerate().filter_map(queue).collect(),
-                ..empty
-            }
-        }
-        Kind::Tap(tap) => {
-            let info = QueueInfo { size: 0, packed: false, enabled: true };
-            let tx = port.incoming.iter().enumerate();
-            let rx = port.outgoing().enumerate();
-            let tx = tx.map(|(i, c)| queue_status(port, i, Direction::Tx, &info, c));
-            let rx = rx.map(|(i, c)| queue_status(port, i, Direction::Rx, &info, c));
-            PortStatus { since: tap.since, mac: tap.mac(), queues: tx.chain(rx).collect(), ..empty }
-        }
-    }
-}
-
-fn queue_status(
-    port: &Port,
-    index: usize,
-    dir: Direction,
-    info: &QueueInfo,
-    counters: &QueueCounters,
-) -> QueueStatus {
-    let index = index as u16;
-    // Every worker delivers to an RX queue.
-    let home = if dir == Direction::Tx { port.homes.get(index) } else { None };
-    QueueStatus {
-        index,
-        dir,
-        running: true,
-        enabled: info.enabled,
-        size: info.size,
-        packed: info.packed,
-        worker: home.map(|home| home.worker),
-        pinned: home.is_some_and(|home| home.pinned),
-        node: home.and_then(|home| home.node),
-        frames: counters.frames.get(),
-        kicks: counters.kicks.get(),
-        interrupts: counters.interrupts.get(),
-        deferred: counters.deferred.get(),
     }
 }

@@ -39,14 +39,16 @@ pub use disk::{DiskId, DiskImage, Extent, Image, StoreTarget};
 pub use error::HostError;
 pub use host::Host;
 pub use pace::{Moderation, Profile};
+pub use packet::Tci;
+pub use packet::rewrite::Rewrite;
 pub use packet::tuple::Tuple;
 pub use remote::control as store_control;
 pub use spec::{
     DiskLimits, DiskSpec, NetworkSpec, Options, PortKind, PortSpec, SocketMode, TapSpec, VhostSpec,
 };
 pub use status::{
-    Direction, DiskQueue, DiskStatus, FdbEntry, PortState, PortStatus, QueueStatus, StoreStatus,
-    Traffic, WorkerQueue, WorkerState, WorkerStatus,
+    Direction, DiskQueue, DiskStatus, FdbEntry, PortState, PortStatus, QueueStatus, RuleCount,
+    RulesStatus, StoreStatus, Traffic, WorkerQueue, WorkerState, WorkerStatus,
 };
 pub use store::StoreError;
 pub use store::accept::{Images, OpenImage, Peer, Serving, serve as serve_store};

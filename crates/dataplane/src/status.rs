@@ -291,3 +291,25 @@ pub struct FdbEntry {
     /// Set by the operator, never aged.
     pub fixed: bool,
 }
+
+/// What flow rules have done.
+#[derive(Clone, Debug, Default)]
+pub struct RulesStatus {
+    /// Each of them, those for frames from the port first.
+    pub rules: Vec<(switch::rules::RuleId, RuleCount)>,
+    /// Frames from the port that no rule matched.
+    pub from_rest: RuleCount,
+    /// Frames to it that no rule matched.
+    pub to_rest: RuleCount,
+}
+
+/// Frames that a rule decided on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCount {
+    /// Frames.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since the last of them; `None`: there was none.
+    pub idle: Option<Duration>,
+}

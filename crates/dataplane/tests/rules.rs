@@ -9,7 +9,7 @@ use common::frames::{BROADCAST, Mac, Packet, Vnet, eth, mac, tagged};
 use common::plane::Plane;
 use common::vm::{ALL_OFFLOADS, Guest, Vm};
 use dataplane::rules::{Actions, Match, Rule, RuleId, RuleSet, RuleVerdict, State, TagAction};
-use dataplane::{DropReason, PortId};
+use dataplane::{DropReason, Policy, PortId, PortKind, PortSpec, SocketMode, VhostSpec, VlanMode};
 
 /// One VM behind each port; VM n has address `mac(n)`.
 struct Ports {
@@ -294,5 +294,104 @@ fn a_meter_drops_what_is_over_it() {
     let passed = 100 - net.dropped(0, DropReason::RuleRate);
     let most = began.elapsed().as_millis() as u64 * 125 + 125 + 20 * 125 + frame.len() as u64;
     assert!(passed >= 2 && passed * frame.len() as u64 <= most, "{passed}");
+    net.plane.end();
+}
+
+/// Frames of 0 go by what is behind 1 and then 2 before they come to 3: a chain. Each of those sends what it
+/// was given on to whom it is for, and rules say that it goes elsewhere.
+#[test]
+fn a_chain_of_ports_and_out() {
+    let mut net = Ports::new(4, &Guest::plain());
+    net.introduce();
+    let [_, first, second, _] = net.ports[..] else { panic!() };
+    let all = |to| {
+        let from = vec![rule(1, 0, Match::default(), only(RuleVerdict::Forward(to)))];
+        RuleSet { from, own: net.ports.clone(), ..RuleSet::default() }
+    };
+    let sets = vec![(net.ports[0], Some(all(first))), (first, Some(all(second)))];
+    net.plane.run(net.plane.host.set_all_rules(sets)).unwrap();
+    for len in [10, 1400] {
+        let packet = udp(0, 3, 80, len).full();
+        net.expect(0, &packet, &[(1, &packet)]);
+        net.expect(1, &packet, &[(2, &packet)]);
+        net.expect(2, &packet, &[(3, &packet)]);
+    }
+    // The last of them sent it last: what is for the first comes back by it.
+    let back = eth(mac(0), mac(3), &[1; 46]);
+    net.expect(3, &back, &[(2, &back)]);
+    assert_eq!((net.counts(0), net.counts(1)), (vec![2], vec![2]));
+    let status = net.plane.host.rules_status(net.ports[0]).unwrap();
+    let (_, done) = status.rules[0];
+    assert_eq!((done.packets, status.from_rest.packets, status.to_rest.packets), (2, 0, 0));
+    assert!(done.idle.is_some() && status.from_rest.idle.is_none());
+    net.plane.end();
+}
+
+/// Rules are the guest's, checks are the host's.
+#[test]
+fn a_rule_does_not_lead_around_a_check() {
+    let mut net = Ports::new(2, &Guest::plain());
+    net.introduce();
+    let policy = Policy { mac: Some(dataplane::Mac(mac(0))), spoofchk: true, ..Policy::default() };
+    net.plane.run(net.plane.host.set_policy(net.ports[0], &policy)).unwrap();
+    let mut lie = only(RuleVerdict::Accept);
+    lie.rewrite.src = Some(dataplane::Mac(mac(9)));
+    let mut change = only(RuleVerdict::Accept);
+    change.rewrite.destination_port = Some(81);
+    let from = vec![rule(1, 1, to_port(80), change), rule(2, 0, Match::default(), lie)];
+    net.rules(0, RuleSet { from, ..RuleSet::default() });
+    net.expect(0, &udp(0, 1, 9, 100).full(), &[]);
+    assert_eq!(net.dropped(0, DropReason::SpoofedMac), 1);
+    net.expect(0, &udp(0, 1, 80, 100).full(), &[(1, &udp(0, 1, 81, 100).full())]);
+    net.plane.end();
+}
+
+/// All or nothing; and a port may have rules before it has anything else.
+#[test]
+fn rules_of_several_ports_hold_at_once_and_from_the_first_frame() {
+    let plane = Plane::new();
+    let (a, mut vm_a) = plane.vm("vm0", &Guest::plain());
+    let drop_all = || RuleSet { from_refused: true, ..RuleSet::default() };
+    let socket = plane.socket("vm1");
+    let vhost = VhostSpec {
+        socket,
+        mode: SocketMode::Server,
+        queues: 4,
+        features_off: 0,
+        moderation: dataplane::Moderation::default(),
+        rings: None,
+    };
+    let spec = PortSpec {
+        name: "vm1".into(),
+        network: plane.network,
+        vlan: VlanMode::None,
+        mac_limit: None,
+        policy: Policy::default(),
+        mtu: None,
+        worker: Some(0),
+        kind: PortKind::Vhost(vhost),
+    };
+    let twice = RuleSet {
+        from: vec![rule(1, 0, Match::default(), only(RuleVerdict::Drop)); 2],
+        ..RuleSet::default()
+    };
+    assert!(plane.run(plane.host.add_port_with(spec.clone(), Some(twice.clone()))).is_err());
+    let b = plane.run(plane.host.add_port_with(spec, Some(drop_all()))).unwrap();
+    let vm_b = plane.connect("vm1", &Guest::plain());
+    let hello = eth(BROADCAST, mac(0), &[0; 46]);
+    vm_a.send(&hello);
+    let mut net = Ports { plane, ports: vec![a, b], vms: vec![vm_a, vm_b] };
+    assert!(net.vms[1].take(1)[0].frame == hello);
+    let said = eth(BROADCAST, mac(1), &[0; 46]);
+    net.expect(1, &said, &[]);
+    assert_eq!(net.dropped(1, DropReason::RuleDrop), 1);
+    // One of two makes no sense: neither is in force.
+    let sets = vec![(b, None), (a, Some(twice))];
+    assert!(net.plane.run(net.plane.host.set_all_rules(sets)).is_err());
+    net.expect(1, &said, &[]);
+    let sets = vec![(b, None), (a, Some(drop_all()))];
+    net.plane.run(net.plane.host.set_all_rules(sets)).unwrap();
+    net.expect(1, &said, &[(0, &said)]);
+    net.expect(0, &hello, &[]);
     net.plane.end();
 }

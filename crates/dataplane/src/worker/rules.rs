@@ -15,6 +15,14 @@ use crate::egress::Egress;
 use crate::frame::{Body, Frame};
 use crate::worker::forward::{Lookup, Sender};
 
+/// What rules said of a frame.
+struct Judged {
+    /// The port it goes to, if not on its way.
+    to: Option<PortId>,
+    /// It is another one than came.
+    changed: bool,
+}
+
 impl Lookup<'_> {
     /// Forwards a frame from a port with checks or rules, and counts it if that drops it.
     #[cold]
@@ -42,11 +50,16 @@ impl Lookup<'_> {
         let Some(rules) = sender.rules else { return self.route_aside(sender, frame, egress) };
         let judging = (&rules.from, rules.connections());
         self.fetched(rules.from.mirrors(), frame, |lookup, frame| {
-            match lookup.judge(judging, sender, frame, egress)? {
-                Some(to) => egress.send_aside(to, frame, sender.counters),
-                None => lookup.route_aside(sender, frame, egress)?,
+            let Judged { to, changed } = lookup.judge(judging, sender, frame, egress)?;
+            if let Some(to) = to {
+                egress.send_aside(to, frame, sender.counters);
+                return Ok(());
             }
-            Ok(())
+            // Rules are the guest's, checks are the host's: what a rule makes of a frame is checked too.
+            if let Some(guard) = sender.guard.filter(|_| changed) {
+                guard.check(frame.head.bytes())?;
+            }
+            lookup.route_aside(sender, frame, egress)
         })
     }
 
@@ -76,7 +89,9 @@ impl Lookup<'_> {
         let judging = (&rules.to, rules.connections());
         self.fetched(rules.to.mirrors(), frame, |lookup, frame| {
             match lookup.judge(judging, sender, frame, egress) {
-                Ok(other) => egress.send_aside(other.unwrap_or(to), frame, sender.counters),
+                Ok(judged) => {
+                    egress.send_aside(judged.to.unwrap_or(to), frame, sender.counters);
+                }
                 Err(reason) => egress.refuse(to, frame, reason, sender.counters),
             }
         });
@@ -102,14 +117,14 @@ impl Lookup<'_> {
         done
     }
 
-    /// What rules say of a frame, carried out but for where it goes: to which port, if not on its way.
+    /// What rules say of a frame, carried out but for where it goes.
     fn judge(
         &self,
         (table, connections): (&Table, Option<&Connections>),
         sender: &Sender<'_>,
         frame: &mut Frame<'_, '_>,
         egress: &mut Egress<'_>,
-    ) -> Result<Option<PortId>, DropReason> {
+    ) -> Result<Judged, DropReason> {
         let seen = rules::Frame::read(frame.head.bytes(), frame.len).ok_or(DropReason::Runt)?;
         let ruling = table.judge(&seen, connections, (self.now_ms, egress.now()));
         let actions = ruling.rule.map(|rule| &rule.actions);
@@ -126,7 +141,8 @@ impl Lookup<'_> {
             return Err(DropReason::PortDown);
         }
         actions.map_or(Ok(()), |actions| change(actions, frame))?;
-        Ok(to)
+        let changed = |actions: &Actions| !actions.rewrite.is_none() || actions.tag.is_some();
+        Ok(Judged { to, changed: actions.is_some_and(changed) })
     }
 }
 

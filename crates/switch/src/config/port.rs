@@ -128,10 +128,25 @@ impl Switch {
 
     /// The rules of a port from now on, if it has any; what was decided before they hold stays.
     pub fn set_rules(&self, id: PortId, rules: Option<Arc<PortRules>>) -> Result<(), SwitchError> {
-        self.change_port(id, |port| {
-            port.rules = rules;
-            Change::Keep
-        })
+        self.set_all_rules([(id, rules)])
+    }
+
+    /// The rules of several ports from now on: no frame is judged by the new ones of one port and the
+    /// old ones of another. Nothing is changed if one of the ports does not exist.
+    pub fn set_all_rules(
+        &self,
+        all: impl IntoIterator<Item = (PortId, Option<Arc<PortRules>>)>,
+    ) -> Result<(), SwitchError> {
+        let _control = self.control.lock();
+        let mut config = self.next_config();
+        for (id, rules) in all {
+            let port = config.ports.get_mut(id.index()).and_then(Option::as_mut);
+            port.ok_or(SwitchError::NoSuchPort(id))?.rules = rules;
+        }
+        // Nothing that workers remember of ways depends on rules.
+        config.judges = config.ports.iter().flatten().any(|port| port.rules.is_some());
+        self.put_into_force(config);
+        Ok(())
     }
 
     /// Removes a port with everything learned and pinned behind it. Workers may still send to it
