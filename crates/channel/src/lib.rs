@@ -12,17 +12,22 @@
 
 mod budget;
 mod delegation;
+mod flows;
 mod lines;
+mod pages;
 mod session;
 
 pub use budget::Budget;
 pub use delegation::{Delegation, KnownConnection, KnownInterface, KnownNextHop};
+pub use flows::{Changed, FlowBook, FlowChange, FlowPace, FlowPf};
 pub use lines::{Line, Lines};
 pub use session::{Session, Step};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::channel::{ChannelFunction, Ends, Flow, HopCount, Selector, SourceCheck};
+use api::channel::{
+    ChannelFunction, Ends, Flow, FlowCursor, Flows, HopCount, Selector, SourceCheck,
+};
 use api::{Function, FunctionChange, Mac, Name};
 
 /// What the host knows.
@@ -39,6 +44,14 @@ pub trait World {
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>>;
     /// What was sent of one direction of a connection, since it was last set.
     fn connection_count(&self, flow: &Flow) -> HopCount;
+    /// The VM's PF that has this address. By default there is none.
+    fn flow_pf(&self, _mac: Mac) -> Option<FlowPf> {
+        None
+    }
+    /// Flow rules of a PF, all of those behind a place, and what is allowed. By default there are none.
+    fn flows(&self, _pf: &Name, _after: Option<FlowCursor>) -> Flows {
+        Flows::default()
+    }
 }
 
 /// A port of the VM.
@@ -67,6 +80,15 @@ pub enum Later {
         function: Function,
         /// What is asked for; it may be wrong, or not allowed.
         change: FunctionChange,
+        /// The boot in which it is asked for, if the agent says that.
+        boot: Option<String>,
+    },
+    /// Changes the flow rules of a PF of this VM: [`Session::done`] makes an answer of what came of it.
+    Flows {
+        /// The PF.
+        pf: Name,
+        /// What is asked for; it may be more than the PF may have.
+        change: FlowChange,
         /// The boot in which it is asked for, if the agent says that.
         boot: Option<String>,
     },

@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use api::channel::{
     Answer, ChannelFunction, ChannelPort, ConnectionCount, ConnectionCounters, Connections,
-    Counted, CountedConnections, CountedNextHop, Counters, Done, Failed, Functions, Hello,
-    HopCount, Interfaces, LEASE_DEFAULT_MS, LEASE_MS, LINE_MAX, Lease, Limits, ListFunctions,
-    Method, NextHops, Outcome, PROTOCOL, Placed, PlacedInterface, Refusal, Renew, Request, Routes,
-    SetFunction, ShowFunction, Status, Version, Welcome, Withdraw,
+    CountedConnections, Counters, Done, Failed, Hello, Interfaces, LEASE_DEFAULT_MS, LEASE_MS,
+    LINE_MAX, Lease, Limits, ListFlows, ListFunctions, Method, NextHops, Outcome, PROTOCOL, Placed,
+    PlacedInterface, Refusal, Renew, Request, Routes, SetFlows, SetFunction, ShowFunction, Status,
+    Version, Welcome, Withdraw,
 };
 use api::{FunctionSettings, Mac, Name};
 
-use crate::{Action, Delegation, Later, World};
+use crate::flows::Staged;
+use crate::pages::{ENVELOPE, counted, flow_pf, flows, functions, takes};
+use crate::{Action, Delegation, FlowChange, Later, World};
 
 /// Longest name and version of an agent, bytes.
 const AGENT_MAX: usize = 64;
@@ -22,8 +24,6 @@ const BOOT_MAX: usize = 64;
 const REASONS_MAX: (usize, usize) = (32, 200);
 /// Longest message of a refusal, characters: some of them quote the request.
 const MESSAGE_MAX: usize = 200;
-/// Room for what is around the counters in an answer, bytes.
-const ENVELOPE: usize = 256;
 
 /// What follows from a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub struct Session<P> {
     refusals: [u64; Refusal::ALL.len()],
     agent: Option<Agent>,
     delegation: Delegation<P>,
+    /// Parts of a change of flow rules.
+    staged: Option<Staged>,
 }
 
 /// Whoever said hello.
@@ -79,7 +81,8 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
     /// Nobody has said hello yet. `daemon` is name and version of this program.
     pub fn new(vm: Name, daemon: String, limits: Limits) -> Self {
         let refusals = [0; Refusal::ALL.len()];
-        Self { vm, daemon, limits, refusals, agent: None, delegation: Delegation::default() }
+        let delegation = Delegation::default();
+        Self { vm, daemon, limits, refusals, agent: None, delegation, staged: None }
     }
 
     /// What is delegated.
@@ -186,6 +189,20 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
                     None => step,
                 }
             }
+            SetFlows::NAME => {
+                let mut later = None;
+                let step = self.renewing(&request, now, |session, params: SetFlows| {
+                    later = session.set_flows(params, world)?;
+                    Ok((Done {}, Vec::new()))
+                });
+                match later {
+                    Some(later) => Step { later: Some(later), answer: Vec::new(), ..step },
+                    None => step,
+                }
+            }
+            ListFlows::NAME => self.renewing(&request, now, |_, params: ListFlows| {
+                Ok((flows(&params, world)?, Vec::new()))
+            }),
             Withdraw::NAME => self.renewing(&request, now, |session, _: Withdraw| {
                 session.delegation = Delegation::default();
                 Ok((Done {}, vec![Action::Clear]))
@@ -220,6 +237,15 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         step.answer
     }
 
+    /// What came of [`Later::Flows`]: the answer to the request.
+    pub fn done(&mut self, id: Option<u64>, done: Result<(), Failed>) -> Vec<u8> {
+        let step = match done {
+            Ok(()) => self.step(id, Vec::new(), false, Outcome::Result(Done {})),
+            Err(failed) => self.refuse(id, failed.data, &failed.message),
+        };
+        step.answer
+    }
+
     /// Ends the lease if it is time: then the router has to be cleared.
     #[must_use]
     pub fn expire(&mut self, now: Instant) -> bool {
@@ -233,10 +259,12 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
     /// The connection ended; the router has to be cleared.
     pub fn disconnected(&mut self) {
         self.agent = None;
+        self.staged = None;
         self.delegation = Delegation::default();
     }
 
     fn lose(&mut self) {
+        self.staged = None;
         self.delegation = Delegation::default();
         if let Some(agent) = &mut self.agent {
             agent.until = None;
@@ -269,6 +297,7 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         }
         let lease = Duration::from_millis(lease_ms.into());
         let status = Status::default();
+        self.staged = None;
         self.delegation = Delegation::default();
         let (name, boot) = (clean(&agent), boot.as_deref().map(clean));
         self.agent = Some(Agent { name, boot, lease, until: Some(now + lease), status });
@@ -317,6 +346,18 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
         Ok(())
     }
 
+    /// What is to be done, if this is all of it.
+    fn set_flows(
+        &mut self,
+        params: SetFlows,
+        world: &impl World<Port = P>,
+    ) -> Result<Option<Later>, Failed> {
+        let pf = flow_pf(params.pf, world)?;
+        let change = FlowChange::collect(&mut self.staged, &pf, params)?;
+        let boot = self.agent.as_ref().and_then(|agent| agent.boot.clone());
+        Ok(change.map(|change| Later::Flows { pf: pf.name, change, boot }))
+    }
+
     /// As many connections as fit a line.
     fn counted_connections(
         &self,
@@ -331,12 +372,10 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
             if one.count.packets == 0 {
                 continue;
             }
-            let size = serde_json::to_vec(&one).map_or(usize::MAX, |text| text.len() + 1);
-            let Some(left) = room.checked_sub(size) else {
+            if !takes(&mut room, &one) {
                 counted.more = true;
                 break;
-            };
-            room = left;
+            }
             counted.connections.push(one);
         }
         counted
@@ -440,51 +479,4 @@ fn function(pf: Mac, vf: u16, world: &impl World) -> Result<ChannelFunction, Fai
     let pf = &found.function.pf;
     let own = |one: &&ChannelFunction| one.function.pf == *pf && one.function.vf == Some(vf);
     all.iter().find(own).cloned().ok_or_else(|| none(format!("{pf} has no VF {vf}")))
-}
-
-/// As many functions as fit a line.
-fn functions<P>(params: &ListFunctions, world: &impl World<Port = P>) -> Functions {
-    let all = world.functions();
-    let pf = params.pf.map(|mac| {
-        let pf = all.iter().find(|one| one.function.vf.is_none() && one.mac == mac);
-        pf.map(|one| one.function.pf.clone())
-    });
-    let mut found = Functions::default();
-    let mut room = LINE_MAX - ENVELOPE;
-    for one in all {
-        let wanted = pf.as_ref().is_none_or(|pf| pf.as_ref() == Some(&one.function.pf))
-            && params.after.as_ref().is_none_or(|after| one.function > *after);
-        if !wanted {
-            continue;
-        }
-        let size = serde_json::to_vec(&one).map_or(usize::MAX, |text| text.len() + 1);
-        let Some(left) = room.checked_sub(size) else {
-            found.more = true;
-            break;
-        };
-        room = left;
-        found.functions.push(one);
-    }
-    found
-}
-
-/// As many counters as fit a line.
-fn counted(Counters { after }: Counters, world: &impl World) -> Counted {
-    let mut counted = Counted::default();
-    let mut room = LINE_MAX - ENVELOPE;
-    let used = |hops: &[HopCount]| hops.iter().any(|hop| hop.packets > 0);
-    let counts = world.counts().into_iter();
-    for (id, hops) in
-        counts.filter(|(id, hops)| after.is_none_or(|after| *id > after) && used(hops))
-    {
-        let one = CountedNextHop { id, hops };
-        let size = serde_json::to_vec(&one).map_or(usize::MAX, |text| text.len() + 1);
-        if size > room {
-            counted.more = true;
-            break;
-        }
-        room -= size;
-        counted.nexthops.push(one);
-    }
-    counted
 }

@@ -15,6 +15,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod flows;
+
 const LIMITS: Limits = Limits { interfaces: 3, nexthops: 4, prefixes: 5, connections: 4 };
 const LEASE: Duration = Duration::from_millis(1000);
 

@@ -6,14 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::channel::{
-    ChannelFunction, Ends, Failed, Flow, HopCount, LINE_MAX, Limits, Refusal, Selector,
+    ChannelFunction, CountedRule, Ends, Failed, Flow, FlowCount, FlowCursor, FlowFunction,
+    FlowLimits, FlowRest, Flows, HopCount, LINE_MAX, Limits, Refusal, Selector,
 };
+use api::rule::FlowDirection;
 use api::{Function, GuestRight, GuestSettings, LinkState, Mac, Name, PfConfig, PortPolicy};
-use channel::{Action, Later, Line, Lines, Port, Session, Step, Target, World};
+use channel::{
+    Action, Changed, FlowBook, FlowPf, Later, Line, Lines, Port, Session, Step, Target, World,
+};
 
 use crate::bytes::Bytes;
 
 const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16, connections: 8 };
+
+const FLOWS: FlowLimits = FlowLimits { rules: 16, rate: 10, meters: 2, connections: 8 };
 
 /// The target.
 ///
@@ -22,7 +28,7 @@ const LIMITS: Limits = Limits { interfaces: 4, nexthops: 8, prefixes: 16, connec
 pub fn run(data: &[u8]) {
     let mut input = Bytes(data);
     let mut now = Instant::now();
-    let mut ports = Ports { open: 3, pf: pf(), guest: BTreeMap::new() };
+    let mut ports = Ports { open: 3, pf: pf(), guest: BTreeMap::new(), book: FlowBook::default() };
     let mut lines = Lines::default();
     let vm = "edge".parse().expect("a name");
     let mut session = Session::new(vm, "hayate".to_owned(), LIMITS);
@@ -72,6 +78,7 @@ struct Ports {
     open: u8,
     pf: PfConfig,
     guest: BTreeMap<u16, GuestSettings>,
+    book: FlowBook,
 }
 
 fn pf() -> PfConfig {
@@ -101,10 +108,28 @@ impl Ports {
     fn take(&mut self, step: Step<u8>, session: &mut Session<u8>) -> Step<u8> {
         match step.later {
             None => step,
-            Some(Later::Booted(_)) => {
+            Some(Later::Booted(boot)) => {
                 self.guest.clear();
+                if self.book.booted(&boot) {
+                    self.book = FlowBook::default();
+                }
                 assert!(!step.answer.is_empty());
                 Step { later: None, ..step }
+            }
+            Some(Later::Flows { pf, change, boot }) => {
+                assert!(step.answer.is_empty() && step.actions.is_empty());
+                assert_eq!(pf.as_str(), "pf");
+                assert!(change.add.len() <= FLOWS.rules as usize);
+                let done = match self.book.apply(&change, boot.as_deref(), &FLOWS) {
+                    Ok(Changed { book, touched, updates }) => {
+                        assert!(touched.len() <= updates as usize);
+                        check(&book);
+                        self.book = book;
+                        Ok(())
+                    }
+                    Err(failed) => Err(failed),
+                };
+                Step { answer: session.done(step.id, done), later: None, ..step }
             }
             Some(Later::Set { function, change, boot: _ }) => {
                 assert!(step.answer.is_empty() && step.actions.is_empty());
@@ -129,6 +154,21 @@ impl Ports {
             }
         }
     }
+}
+
+/// What is kept is within the quota, of this PF, and can be read again.
+fn check(book: &FlowBook) {
+    assert!(book.rules().len() <= FLOWS.rules as usize);
+    let rules = book.rules().values();
+    assert!(rules.clone().filter(|rule| rule.meter.is_some()).count() <= FLOWS.meters as usize);
+    for rule in rules {
+        assert_eq!(rule.check(), Ok(()));
+        assert!(rule.ports().all(|port| port.number().is_none_or(|number| number < 255)));
+        let words = rule.words().parse::<api::rule::FlowLine>().expect("a rule");
+        assert_eq!(words.to_string(), rule.words());
+    }
+    let text = serde_json::to_vec(book).expect("a text");
+    assert_eq!(serde_json::from_slice::<FlowBook>(&text).expect("a book"), *book);
 }
 
 fn port(vf: Option<u16>) -> Name {
@@ -173,6 +213,25 @@ impl World for Ports {
 
     fn connection_count(&self, flow: &Flow) -> HopCount {
         HopCount { packets: u64::from(flow.source.port() & 1), bytes: 64 }
+    }
+
+    fn flow_pf(&self, mac: Mac) -> Option<FlowPf> {
+        let pf = FlowPf { name: "pf".parse().expect("a name"), vfs: 255, limits: FLOWS };
+        (mac == Mac([2, 0, 0, 0, 1, 0])).then_some(pf)
+    }
+
+    fn flows(&self, _: &Name, after: Option<FlowCursor>) -> Flows {
+        let behind = |cursor| after.is_none_or(|after| cursor > after);
+        let count = FlowCount { packets: u64::MAX, bytes: u64::MAX, idle_ms: Some(u64::MAX) };
+        let functions = self.book.functions().into_iter();
+        let rest = |on, way| FlowRest { action: self.book.default_of(on, way), count };
+        let functions = functions.filter(|on| behind(FlowCursor::Function(*on))).map(|on| {
+            let (from, to) = (rest(on, FlowDirection::From), rest(on, FlowDirection::To));
+            FlowFunction { on, from, to }
+        });
+        let rules = self.book.rules().values().filter(|rule| behind(FlowCursor::Rule(rule.id)));
+        let rules = rules.map(|rule| CountedRule { rule: rule.clone(), count });
+        Flows { limits: FLOWS, functions: functions.collect(), rules: rules.collect(), next: None }
     }
 }
 
