@@ -6,10 +6,13 @@
 pub(crate) mod disk;
 mod flow;
 mod router;
+mod rules;
 
+pub(crate) use dataplane::rules::RuleSet;
 pub(crate) use disk::{DiskHandle, DiskPlace, Source, bytes as image_bytes};
 pub(crate) use flow::{Bypassed, Seen};
 pub(crate) use router::{Gone, PlaneRouter};
+pub(crate) use rules::{RulesDone, RulesError, rule_set};
 
 use api::{Mac, PortState, Timestamp};
 use dataplane::{
@@ -128,15 +131,15 @@ impl Plane {
         Ok(self.host.remove_network(network)?)
     }
 
-    /// Opens a port; `socket`, and `rings`, the file for the positions of its packed rings, are used
-    /// for vhost only.
+    /// Opens a port with flow rules, if it has any; `socket`, and `rings`, the file for the positions of its
+    /// packed rings, are used for vhost only.
     pub(crate) async fn open_port(
         &self,
         name: &api::Name,
         config: &api::PortConfig,
         network: NetworkHandle,
-        socket: PathBuf,
-        rings: PathBuf,
+        (socket, rings): (PathBuf, PathBuf),
+        rules: Option<RuleSet>,
     ) -> Result<PortHandle, PlaneError> {
         let spec = PortSpec {
             name: name.to_string(),
@@ -148,7 +151,7 @@ impl Plane {
             worker: config.worker,
             kind: kind(config, socket, rings),
         };
-        Ok(self.host.add_port(spec).await?)
+        Ok(self.host.add_port_with(spec, rules).await?)
     }
 
     pub(crate) async fn close_port(&self, port: PortHandle) -> Result<(), PlaneError> {

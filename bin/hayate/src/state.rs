@@ -6,6 +6,10 @@
 //! starting.
 
 use crate::daemon::GuestPf;
+mod books;
+
+pub(crate) use books::Books;
+
 use api::{DiskConfig, Name, NetworkConfig, PfConfig, PortConfig, VmConfig};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,14 +104,19 @@ impl StateFile {
     fn replace(&self, state: &State) -> io::Result<()> {
         let mut text = serde_json::to_vec_pretty(state)?;
         text.push(b'\n');
-        let temporary = self.directory.join(".hayate.json.new");
-        let mut file = File::create(&temporary)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&temporary, self.path())?;
-        // The new name is durable only once the directory is.
-        File::open(&self.directory)?.sync_all()
+        replace(&self.directory, "hayate.json", &text)
     }
+}
+
+/// Replaces a file, which holds either the old or the new text at any time.
+fn replace(directory: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    let temporary = directory.join(format!(".{name}.new"));
+    let mut file = File::create(&temporary)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&temporary, directory.join(name))?;
+    // The new name is durable only once the directory is.
+    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

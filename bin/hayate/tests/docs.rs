@@ -19,7 +19,7 @@ const NOT_RUN: [(&str, &str, usize); 9] = [
     ("make", "the Makefile's verbs are run by those who build", 3),
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 4),
-    ("guest", "is typed in a guest, or on another host", 13),
+    ("guest", "is typed in a guest, or on another host", 15),
     ("download", "needs the Internet", 1),
     ("bench", "needs two CPUs with nothing else to do", 12),
     ("libvirt", "needs libvirtd and a domain", 1),

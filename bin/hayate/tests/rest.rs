@@ -51,7 +51,7 @@ fn the_description_matches_what_answers() {
         // A method that is not described is refused, and not as an unknown path.
         refused(&daemon, ("PATCH", &path, ""), 405, "no-such-method");
     }
-    assert_eq!(operations, 46);
+    assert_eq!(operations, 49);
 }
 
 /// Checks types, required fields and that nothing is there that is not described.

@@ -5,6 +5,8 @@ use super::client::Client;
 use super::fail::Failure;
 use super::out;
 use crate::render::{Table, facts, units};
+use api::channel::{FlowCursor, FlowRest, Flows};
+use api::rule::{FlowDefault, FlowDirection, FlowLine};
 use api::{GuestLimits, Name, Network, Pf, PfConfig, PfFunction, Wrong};
 
 pub(super) fn command(client: &Client, command: VfCommand) -> Result<(), Failure> {
@@ -14,6 +16,10 @@ pub(super) fn command(client: &Client, command: VfCommand) -> Result<(), Failure
         VfCommand::Set(args) => set(client, args),
         VfCommand::List(output) => list(client, output),
         VfCommand::Show { name, output } => show(client, &name, output),
+        VfCommand::Rules { name, clear: true, .. } => {
+            client.delete(&format!("/v1/pfs/{name}/rules"))
+        }
+        VfCommand::Rules { name, clear: false, output } => rules(client, &name, output),
     }
 }
 
@@ -39,6 +45,13 @@ fn create(client: &Client, args: VfCreate) -> Result<(), Failure> {
         no_offload: args.no_offload,
         guest: args.guest.over(GuestLimits::default()),
         ..PfConfig::new(args.vm, network, args.vfs)
+    };
+    let config = PfConfig {
+        rules_max: args.rules_max.unwrap_or(config.rules_max),
+        rule_rate: args.rule_rate.unwrap_or(config.rule_rate),
+        meters_max: args.meters_max.unwrap_or(config.meters_max),
+        connections_max: args.connections_max.unwrap_or(config.connections_max),
+        ..config
     };
     let checked = config.check().and_then(|()| config.functions(&name).map(drop));
     checked.map_err(|wrong| usage(&wrong))?;
@@ -109,6 +122,7 @@ fn show(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
         ("VFs", format!("{} of {} running", pf.running, pf.vfs)),
         ("queue pairs", pf.config.queues.map_or("one for each CPU".to_owned(), |n| n.to_string())),
         ("MTU", units::maybe(pf.config.mtu)),
+        ("flow rules", format!("{} of {}", pf.rules, pf.config.rules_max)),
         ("the guest may", may(&pf.config.guest)),
         ("declared", units::origin(pf.origin).to_owned()),
     ]);
@@ -193,4 +207,42 @@ fn settings(functions: &[PfFunction]) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// All flow rules of a PF, in the words with which its guest makes them.
+fn rules(client: &Client, name: &Name, output: Output) -> Result<(), Failure> {
+    let mut all: Flows = client.get(&format!("/v1/pfs/{name}/rules"))?;
+    while let Some(FlowCursor::Rule(after)) = all.next {
+        let more: Flows = client.get(&format!("/v1/pfs/{name}/rules?after={after}"))?;
+        all.rules.extend(more.rules);
+        all.next = more.next;
+    }
+    if output.json {
+        return out::json(&all);
+    }
+    let mut table = Table::new([">PACKETS", ">BYTES", ">USED", "RULE"]);
+    let ago = |idle: Option<u64>| {
+        idle.map_or("-".to_owned(), |ms| units::age(std::time::Duration::from_millis(ms)))
+    };
+    for one in &all.rules {
+        let count = one.count;
+        table.row([
+            units::number(count.packets),
+            units::bytes(count.bytes),
+            ago(count.idle_ms),
+            one.rule.words(),
+        ]);
+    }
+    for one in &all.functions {
+        let both = [(FlowDirection::From, one.from), (FlowDirection::To, one.to)];
+        for (direction, FlowRest { action, count }) in both {
+            table.row([
+                units::number(count.packets),
+                units::bytes(count.bytes),
+                ago(count.idle_ms),
+                FlowLine::Default(FlowDefault { on: one.on, direction, action }).to_string(),
+            ]);
+        }
+    }
+    out::text(&table.to_string())
 }

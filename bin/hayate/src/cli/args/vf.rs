@@ -19,6 +19,16 @@ pub(crate) enum VfCommand {
     Set(VfSet),
     /// List all PFs, and how many of their VFs are in use
     List(Output),
+    /// Show the flow rules that the guest of a PF has, and what they did; or delete all of them
+    Rules {
+        /// Name of the PF
+        name: Name,
+        /// Delete all of them; the guest may set others
+        #[arg(long, conflicts_with = "json")]
+        clear: bool,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Show a PF and each of its VFs: port, address, carrier, counters, and what is set
     Show {
         /// Name of the PF
@@ -77,6 +87,19 @@ pub(crate) struct VfCreate {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
     pub(crate) no_offload: Vec<Offload>,
+    /// Flow rules its guest may have at most, on all functions together, 0 to 16384 [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub(crate) rules_max: Option<u32>,
+    /// Flow rules its guest may add or delete in a second, over time [default: 1000]
+    #[arg(long, value_name = "N")]
+    pub(crate) rule_rate: Option<u32>,
+    /// Flow rules with a meter its guest may have at most, 0 to 16384 [default: 256]
+    #[arg(long, value_name = "N")]
+    pub(crate) meters_max: Option<u32>,
+    /// Connections that are remembered for flow rules, each function an equal part, 256 to 1048576
+    /// [default: 131072]
+    #[arg(long, value_name = "N")]
+    pub(crate) connections_max: Option<u32>,
     #[command(flatten)]
     pub(crate) guest: GuestArgs,
     #[command(flatten)]

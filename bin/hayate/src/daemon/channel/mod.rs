@@ -16,9 +16,9 @@
 mod connection;
 
 use crate::plane::{Gone, Plane, PlaneError, PlaneRouter, PortHandle};
-use api::channel::{ChannelFunction, Failed, Flow, HopCount, Limits, Refusal};
+use api::channel::{ChannelFunction, Failed, Flow, FlowCursor, Flows, HopCount, Limits, Refusal};
 use api::{FunctionSettings, Name};
-use channel::{Budget, Later, Lines, Session, Step, World};
+use channel::{Budget, FlowPf, Later, Lines, Session, Step, World};
 use connection::Connection;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +48,10 @@ pub(super) trait Ports: Send + Sync + 'static {
     fn functions(&self) -> Vec<ChannelFunction>;
     /// Which of these addresses were seen behind which of them.
     fn learned(&self, wanted: &BTreeSet<api::Mac>) -> Vec<(api::Mac, PortHandle)>;
+    /// Its PF with this address.
+    fn flow_pf(&self, mac: api::Mac) -> Option<FlowPf>;
+    /// Flow rules of a PF of it, all of those behind a place.
+    fn flows(&self, pf: &Name, after: Option<FlowCursor>) -> Flows;
     /// Whether there is something to do for it.
     fn concerns(&self, later: &Later) -> bool;
     /// Does it, whole or not at all.
@@ -158,6 +162,7 @@ impl Router {
     fn changed(&self, id: Option<u64>, answer: Vec<u8>, changed: Changed) -> Vec<u8> {
         match changed {
             Ok(Some(settings)) => self.state().session.set(id, Ok(settings)),
+            Ok(None) if answer.is_empty() => self.state().session.done(id, Ok(())),
             Ok(None) => answer,
             // Nothing was asked; the next time it may work.
             Err(failed) if !answer.is_empty() => {
@@ -262,6 +267,14 @@ impl World for View<'_> {
 
     fn connection_count(&self, flow: &Flow) -> HopCount {
         self.counts.connection_count(flow)
+    }
+
+    fn flow_pf(&self, mac: api::Mac) -> Option<FlowPf> {
+        self.ports.flow_pf(mac)
+    }
+
+    fn flows(&self, pf: &Name, after: Option<FlowCursor>) -> Flows {
+        self.ports.flows(pf, after)
     }
 }
 

@@ -8,13 +8,13 @@ use super::checks::{invalid, not_static};
 use super::{Pf, Port, Registry, Tables, host, not_found, save};
 use crate::daemon::channel::{Changed, Ports};
 use crate::plane::{Plane, PortHandle};
-use crate::state::StateFile;
-use api::channel::{ChannelFunction, Failed, HopCount, Refusal};
+use crate::state::{Books, StateFile};
+use api::channel::{ChannelFunction, Failed, FlowCursor, Flows, HopCount, Refusal};
 use api::{
     Error, Function, FunctionChange, GuestLimits, GuestSettings, Mac, Name, NotSet, PfConfig,
     PortConfig, PortKind, PortState,
 };
-use channel::Later;
+use channel::{FlowPf, Later};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,6 +145,7 @@ pub(super) struct VmPorts {
     pub(super) tables: Arc<RwLock<Tables>>,
     pub(super) changing: Arc<Mutex<()>>,
     pub(super) store: StateFile,
+    pub(super) books: Books,
 }
 
 impl Ports for VmPorts {
@@ -205,6 +206,14 @@ impl Ports for VmPorts {
             .collect()
     }
 
+    fn flow_pf(&self, mac: Mac) -> Option<FlowPf> {
+        self.pf_at(mac)
+    }
+
+    fn flows(&self, pf: &Name, after: Option<FlowCursor>) -> Flows {
+        self.rules(pf, after)
+    }
+
     fn concerns(&self, later: &Later) -> bool {
         let Later::Booted(boot) = later else { return true };
         let tables = self.tables.read();
@@ -217,6 +226,9 @@ impl Ports for VmPorts {
             match later {
                 Later::Booted(boot) => own.booted(&boot).await.map(|()| None),
                 Later::Set { function, change, boot } => own.set(&function, &change, boot).await,
+                Later::Flows { pf, change, boot } => {
+                    own.set_rules(&pf, &change, boot.as_deref()).await.map(|()| None)
+                }
             }
         })
     }
@@ -229,7 +241,8 @@ impl Pf {
     }
 
     fn is_of_another(&self, boot: &str) -> bool {
-        !self.guest.is_empty() && self.guest.boot.as_deref() != Some(boot)
+        let guest = !self.guest.is_empty() && self.guest.boot.as_deref() != Some(boot);
+        guest || self.rules.is_of_another(boot)
     }
 }
 
@@ -237,6 +250,7 @@ impl VmPorts {
     /// Ends what was set in another boot of the machine.
     async fn booted(&self, boot: &str) -> Result<(), Failed> {
         let _changing = self.changing.lock().await;
+        self.end_rules(boot).await?;
         let stale: Vec<Name> = {
             let tables = self.tables.read();
             let own = tables.pfs.iter().filter(|(_, pf)| pf.config.vm == self.vm);

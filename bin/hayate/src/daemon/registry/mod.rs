@@ -19,6 +19,7 @@ mod pfs;
 mod ports;
 mod restore;
 mod routers;
+mod rules;
 mod views;
 
 pub(crate) use guests::GuestPf;
@@ -27,7 +28,7 @@ pub(crate) use restore::RestoreError;
 
 use crate::paths::Paths;
 use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle, Source};
-use crate::state::{State, StateFile};
+use crate::state::{Books, State, StateFile};
 use api::{
     DiskConfig, Error, ErrorCode, Function, Name, NetworkConfig, Origin, PfConfig, PortConfig,
     Timestamp, VmConfig,
@@ -81,6 +82,7 @@ struct Pf {
     origin: Origin,
     /// What its guest has set.
     guest: GuestPf,
+    rules: rules::Rules,
 }
 
 struct Disk {
@@ -109,6 +111,8 @@ pub(crate) struct Registry {
     config_file: Option<PathBuf>,
     vhost_group: Option<rustix::fs::Gid>,
     store: StateFile,
+    /// Flow rules that are kept.
+    books: Books,
     catalog: store::Catalog,
     /// How stores are known, and know this host.
     tls: Option<Arc<rustls::ClientConfig>>,
@@ -128,6 +132,7 @@ impl Registry {
     ) -> Self {
         Self {
             store: StateFile::new(&paths.state),
+            books: Books::new(&paths.state),
             catalog,
             tls,
             plane,

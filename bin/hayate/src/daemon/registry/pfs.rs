@@ -4,8 +4,11 @@
 //! what is enforced on its functions, and its ports are derived from it.
 
 use super::checks::{exists, invalid, not_static};
+use super::rules::Rules;
 use super::{GuestPf, Pf, Port, Registry, Tables, host, not_found};
+use crate::state::StateError;
 use api::{Error, ErrorCode, Function, Name, Origin, PfConfig, PfFunction, PortConfig, PortState};
+use channel::FlowBook;
 use tracing::{info, warn};
 
 impl Registry {
@@ -31,6 +34,8 @@ impl Registry {
             Some(false) => return Err(exists("vf", name)),
             None => {}
         }
+        // A new PF has no past.
+        self.forget_rules(name).await;
         let mut opened = Vec::new();
         for (port, function) in functions {
             match self.open_function(&port, function, &config).await {
@@ -44,10 +49,8 @@ impl Registry {
         {
             let mut tables = self.tables.write();
             tables.ports.extend(opened);
-            tables.pfs.insert(
-                name.clone(),
-                Pf { config, origin: Origin::Runtime, guest: GuestPf::default() },
-            );
+            let (guest, rules) = (GuestPf::default(), Rules::new(FlowBook::default()));
+            tables.pfs.insert(name.clone(), Pf { config, origin: Origin::Runtime, guest, rules });
         }
         if let Err(error) = self.save().await {
             let (_, ports) = self.tables.write().take_pf(name);
@@ -74,7 +77,7 @@ impl Registry {
         let (network, socket) = self.check_port(name, &config)?;
         // A new port has no past, whatever an old one of its name left behind.
         self.forget_rings(name);
-        let opened = self.open(name, &config, network, socket).await;
+        let opened = self.open(name, &config, network, socket, None).await;
         let open = Ok(opened.map_err(|error| host(&error))?);
         Ok(Port { config, origin: Origin::Runtime, function: Some(function), open })
     }
@@ -95,6 +98,7 @@ impl Registry {
             return Err(error);
         }
         self.close_ports(ports).await;
+        self.forget_rules(name).await;
         info!("pf {name} removed");
         Ok(())
     }
@@ -115,27 +119,40 @@ impl Registry {
         config: &PfConfig,
         guest: GuestPf,
         origin: Origin,
-    ) {
+    ) -> Result<(), StateError> {
         let functions = match config.functions(name) {
             Ok(functions) => functions,
-            Err(wrong) => return warn!("pf {name} is dropped: {wrong}"),
+            Err(wrong) => {
+                warn!("pf {name} is dropped: {wrong}");
+                return Ok(());
+            }
         };
         let taken = {
             let tables = self.tables.read();
             functions.iter().find(|(port, _)| tables.ports.contains_key(port)).cloned()
         };
         if let Some((port, _)) = taken {
-            return warn!(
+            warn!(
                 "port {port} is declared in the configuration file; the saved pf {name} is dropped"
             );
+            return Ok(());
         }
         let guest = guest.of(config);
+        let mut book = self.books.load(name)?;
+        let gone = book.cut(config.vfs);
+        if gone > 0 {
+            warn!("pf {name}: {gone} flow rules are of VFs that there are not any more");
+        }
+        // The rules are there before the ports are.
+        let pf =
+            Pf { config: config.clone(), origin, guest: guest.clone(), rules: Rules::new(book) };
+        self.tables.write().pfs.insert(name.clone(), pf);
         for (port, function) in functions {
             let holds = config.port_with(&port, &guest.settings(&function));
             self.restore_port(&port, &holds, Some(function), origin).await;
         }
-        let pf = Pf { config: config.clone(), origin, guest };
-        self.tables.write().pfs.insert(name.clone(), pf);
+        self.enforce_rules(name).await;
+        Ok(())
     }
 
     /// All PFs, by name.
@@ -152,7 +169,7 @@ impl Registry {
     }
 
     fn view_pf(&self, tables: &Tables, name: &Name, pf: &Pf) -> api::Pf {
-        let Pf { config, origin, guest } = pf;
+        let Pf { config, origin, guest, rules } = pf;
         // A name that leaves no room for its functions was refused.
         let functions = config.functions(name).unwrap_or_default().into_iter();
         let functions: Vec<PfFunction> = functions
@@ -182,6 +199,7 @@ impl Registry {
             network: config.network.clone(),
             vfs: config.vfs,
             running: functions.iter().filter(|one| one.vf.is_some() && one.carrier).count(),
+            rules: rules.len(),
             origin: *origin,
             config: config.clone(),
             functions,

@@ -3,7 +3,7 @@
 use super::checks::{exists, invalid, not_static};
 use super::pfs::no_function;
 use super::{Failure, Port, Registry, host, not_found};
-use crate::plane::{NetworkHandle, PlaneError, PortHandle};
+use crate::plane::{NetworkHandle, PlaneError, PortHandle, RuleSet};
 use api::{
     Error, ErrorCode, Name, Origin, Placement, PortConfig, PortKind, PortPolicy, SocketMode,
 };
@@ -35,7 +35,7 @@ impl Registry {
         // A new port has no past, whatever an old one of its name left behind.
         self.forget_rings(name);
         let handle =
-            self.open(name, &config, network, socket).await.map_err(|error| host(&error))?;
+            self.open(name, &config, network, socket, None).await.map_err(|error| host(&error))?;
         let port = Port { config, origin: Origin::Runtime, function: None, open: Ok(handle) };
         self.tables.write().ports.insert(name.clone(), port);
         if let Err(error) = self.save().await {
@@ -84,16 +84,18 @@ impl Registry {
         full(one) == full(two)
     }
 
-    /// Opens a port; a socket that it listens on is then opened to the configured group.
+    /// Opens a port, which has these flow rules from its first frame; a socket that it listens on is then
+    /// opened to the configured group.
     pub(super) async fn open(
         &self,
         name: &Name,
         config: &PortConfig,
         network: NetworkHandle,
         socket: PathBuf,
+        rules: Option<RuleSet>,
     ) -> Result<PortHandle, PlaneError> {
-        let rings = self.rings(name);
-        let handle = self.plane.open_port(name, config, network, socket.clone(), rings).await?;
+        let files = (socket.clone(), self.rings(name));
+        let handle = self.plane.open_port(name, config, network, files, rules).await?;
         let listens =
             config.kind == PortKind::Vhost && config.mode.unwrap_or_default() == SocketMode::Server;
         if let Some(group) = self.vhost_group.filter(|_| listens)

@@ -29,14 +29,15 @@ impl Registry {
             self.restore_port(name, port, None, Origin::Config).await;
         }
         for (name, pf) in &config.pfs {
-            self.restore_pf(name, pf, guest(name), Origin::Config).await;
+            self.restore_pf(name, pf, guest(name), Origin::Config).await?;
         }
         for (name, port) in &state.ports {
             self.restore_port(name, port, None, Origin::Runtime).await;
         }
         for (name, pf) in &state.pfs {
-            self.restore_pf(name, pf, guest(name), Origin::Runtime).await;
+            self.restore_pf(name, pf, guest(name), Origin::Runtime).await?;
         }
+        self.tidy_rules();
         for (name, disk) in &config.disks {
             self.restore_disk(name, disk, Origin::Config).await;
         }
@@ -92,7 +93,7 @@ impl Registry {
             warn!("port {name} is declared in the configuration file; the saved one is dropped");
             return;
         }
-        let open = self.try_open(name, config).await;
+        let open = self.try_open(name, config, function.as_ref()).await;
         let open = open.map_err(|reason| {
             warn!("port {name} cannot be opened and is tried again: {reason}");
             Failure::now(reason)
@@ -106,9 +107,12 @@ impl Registry {
         &self,
         name: &Name,
         config: &PortConfig,
+        function: Option<&Function>,
     ) -> Result<crate::plane::PortHandle, String> {
         let (network, socket) = self.check_port(name, config).map_err(|error| error.message)?;
-        self.open(name, config, network, socket).await.map_err(|error| error.to_string())
+        let rules = function.and_then(|function| self.tables.read().rules_of(function));
+        let opened = self.open(name, config, network, socket, rules).await;
+        opened.map_err(|error| error.to_string())
     }
 
     /// Tries failed ports and disks again, forever.
@@ -127,11 +131,13 @@ impl Registry {
     async fn retry(&self, name: &Name) {
         let _changing = self.changing.lock().await;
         let failed = match self.tables.read().ports.get(name) {
-            Some(Port { config, open: Err(failure), .. }) => (config.clone(), failure.clone()),
+            Some(Port { config, function, open: Err(failure), .. }) => {
+                (config.clone(), function.clone(), failure.clone())
+            }
             _ => return,
         };
-        let (config, failure) = failed;
-        let open = match self.try_open(name, &config).await {
+        let (config, function, failure) = failed;
+        let open = match self.try_open(name, &config, function.as_ref()).await {
             Ok(handle) => {
                 info!("port {name} is open");
                 Ok(handle)
@@ -143,8 +149,12 @@ impl Registry {
                 Err(Failure::now(reason))
             }
         };
+        let opened = open.is_ok();
         if let Some(port) = self.tables.write().ports.get_mut(name) {
             port.open = open;
+        }
+        if let Some(Function { pf, .. }) = function.filter(|_| opened) {
+            self.enforce_rules(&pf).await;
         }
     }
 }

@@ -55,6 +55,7 @@ impl Registry {
             tables: self.tables.clone(),
             changing: self.changing.clone(),
             store: self.store.clone(),
+            books: self.books.clone(),
         };
         let router = Arc::new(Router::new(vm, limits, bypass, plane, ports));
         let open = self.listen(name, path, &router).map_err(Failure::now);

@@ -67,6 +67,7 @@ fn routes() -> OpenApiRouter<Arc<Registry>> {
         .routes(routes!(pfs::list))
         .routes(routes!(pfs::show, pfs::put, pfs::delete))
         .routes(routes!(pfs::limit))
+        .routes(routes!(pfs::rules, pfs::clear_rules))
         .routes(routes!(routers::list))
         .routes(routes!(routers::show))
         .routes(routes!(routers::prefixes))

@@ -4,9 +4,10 @@ use super::Refusal;
 use super::answer::{carried_through, made, name};
 use super::body::Body;
 use crate::daemon::registry::Registry;
+use api::channel::Flows;
 use api::{ErrorBody, GuestLimits, Pf, PfConfig};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use std::sync::Arc;
 
@@ -81,5 +82,43 @@ pub(super) async fn delete(
 ) -> Result<StatusCode, Refusal> {
     let name = name(&text)?;
     carried_through(async move { registry.remove_pf(&name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Where a list of rules begins: behind this number.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct After {
+    after: Option<u64>,
+}
+
+/// Flow rules that the guest of a PF has, by number, 10000 at a time, and what they did.
+#[utoipa::path(get, path = "/v1/pfs/{name}/rules", tag = "pfs", operation_id = "list_rules",
+    params(
+        ("name" = String, Path, description = "Its name"),
+        ("after" = Option<u64>, Query, description = "Only those behind the rule of this number")),
+    responses(
+        (status = 200, body = Flows),
+        (status = 404, description = "There is none of that name", body = ErrorBody)))]
+pub(super) async fn rules(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+    Query(After { after }): Query<After>,
+) -> Result<Json<Flows>, Refusal> {
+    Ok(Json(registry.flow_rules(&name(&text)?, after)?))
+}
+
+/// Deletes all flow rules of a PF and its VFs. Its guest may set others.
+#[utoipa::path(delete, path = "/v1/pfs/{name}/rules", tag = "pfs", operation_id = "delete_rules",
+    params(("name" = String, Path, description = "Its name")),
+    responses(
+        (status = 204, description = "There are none any more"),
+        (status = 404, description = "There is none of that name", body = ErrorBody)))]
+pub(super) async fn clear_rules(
+    State(registry): State<Arc<Registry>>,
+    Path(text): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    let name = name(&text)?;
+    carried_through(async move { registry.clear_flow_rules(&name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
