@@ -1,7 +1,7 @@
 //! What can be typed, and what comes of it.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use api::channel::LEASE_MS;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::{agent, desk, status, vf};
+use crate::{agent, desk, flow, status, vf};
 
 const STATUS_SOCKET: &str = "/run/hayate-agent.sock";
 
@@ -32,6 +32,10 @@ Set VF 3 of the PF eth0, as `ip link set eth0 vf 3` does where the PF is hardwar
   hayate-agent vf set eth0 3 mac 02:00:5e:10:00:03 vlan 10 qos 3 spoofchk on
   hayate-agent vf set eth0 3 trust off rate 1000 state enable
   hayate-agent vf set eth0 3 mac 00:00:00:00:00:00 vlan 0
+
+Drop what comes to VF 0 but web traffic, in the switch of the host:
+  hayate-agent flow add eth0 vf0 to proto tcp dst-port 80 accept
+  hayate-agent flow default eth0 vf0 to drop
 
 Exit status:
   0  done
@@ -103,6 +107,9 @@ enum Command {
     /// Virtual functions of this VM, as the host has them
     #[command(subcommand)]
     Vf(Vf),
+    /// Flow rules of virtual functions, in the switch of the host
+    #[command(subcommand)]
+    Flow(flow::Flow),
     /// Print the version
     Version,
     /// Print a completion script for a shell
@@ -177,10 +184,16 @@ struct Run {
 }
 
 #[derive(Debug, Args)]
-struct Socket {
+pub(crate) struct Socket {
     /// Where the agent is asked. Several agents run side by side, each with its own
     #[arg(long = "status-socket", value_name = "PATH", default_value = STATUS_SOCKET)]
     path: PathBuf,
+}
+
+impl Socket {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// Parses the command line and does what it says.
@@ -236,6 +249,10 @@ fn run(command: Command) -> Result<(), (u8, String)> {
             } else {
                 print(&vf::text(&functions))
             }
+        }
+        Command::Flow(command) => {
+            let text = flow::run(command)?;
+            if text.is_empty() { Ok(()) } else { print(&text) }
         }
         Command::Version => print(concat!("hayate-agent ", env!("CARGO_PKG_VERSION"))),
         Command::Completions { shell } => {

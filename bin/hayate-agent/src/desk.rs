@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// An answer comes within this time: longer than the daemon may take.
 const ANSWER: Duration = Duration::from_secs(10);
 /// What the daemon may be asked by others. What is delegated is the agent's business alone.
-const PASSED_ON: &str = "vf.";
+const PASSED_ON: [&str; 2] = ["vf.", "flow."];
 
 /// What is asked.
 #[derive(Debug, Serialize, Deserialize)]
@@ -120,7 +120,9 @@ impl Desk {
                 client.answer(&report());
                 false
             }
-            Heard::Question(Question::Daemon { method, .. }) if !method.starts_with(PASSED_ON) => {
+            Heard::Question(Question::Daemon { method, .. })
+                if !PASSED_ON.iter().any(|prefix| method.starts_with(prefix)) =>
+            {
                 client.answer(&Said::Error(format!("{method} is not for you to ask")));
                 false
             }

@@ -9,6 +9,7 @@ mod agent;
 mod channel;
 mod cli;
 mod desk;
+mod flow;
 mod kernel;
 mod plan;
 mod state;

@@ -119,6 +119,14 @@ fn link(word: &str) -> Option<LinkState> {
     all.into_iter().find(|state| state.as_str() == word)
 }
 
+/// Address of an interface here.
+///
+/// # Errors
+/// There is none of that name.
+pub(crate) fn mac(name: &str) -> Result<Mac, Failure> {
+    mac_of(Path::new(INTERFACES), name)
+}
+
 /// Address of an interface of this machine.
 fn mac_of(interfaces: &Path, name: &str) -> Result<Mac, Failure> {
     let none = || (1, format!("there is no interface {name:?} with an Ethernet address"));

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use api::channel::{
     Answer, ChannelFunction, ConnectionCounters, Connections, Counted, CountedConnections,
     Counters, Done, Failed, Functions, Hello, Hop, HopCount, Interfaces, LINE_MAX, Lease, Limits,
-    ListFunctions, Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request, Routes,
-    SetFunction, Status, To, Version, Welcome, Withdraw,
+    ListFlows, ListFunctions, Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request,
+    Routes, SetFlows, SetFunction, Status, To, Version, Welcome, Withdraw,
 };
 use api::{Function, FunctionChange, FunctionSettings, LinkState, Mac};
 use serde_json::Value;
@@ -26,8 +26,11 @@ use serde_json::Value;
 mod model;
 #[path = "common/netns.rs"]
 mod netns;
+#[path = "common/rules.rs"]
+mod rules;
 use model::Model;
 use netns::Netns;
+use rules::Rules;
 
 const LIMITS: Limits =
     Limits { interfaces: 16, nexthops: 1000, prefixes: 10_000, connections: 100 };
@@ -35,6 +38,7 @@ const LIMITS: Limits =
 /// What the daemon knows.
 struct Tables {
     model: Model,
+    rules: Rules,
     status: Option<Status>,
     hellos: usize,
     withdrawals: usize,
@@ -60,6 +64,7 @@ impl Daemon {
     fn new(path: &Path) -> Self {
         let tables = Tables {
             model: Model::new(LIMITS),
+            rules: Rules::default(),
             status: None,
             hellos: 0,
             withdrawals: 0,
@@ -257,6 +262,13 @@ fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> 
             let settings = FunctionSettings { vlan, rate, mac, qos, ..function(1).settings };
             if vf == 0 { value(settings) } else { Err(Refusal::UnknownFunction) }
         }
+        SetFlows::NAME => {
+            let set: SetFlows = params(request)?;
+            assert_eq!(set.pf, function(0).mac);
+            tables.rules.set(set)?;
+            value(Done {})
+        }
+        ListFlows::NAME => value(tables.rules.list(params(request)?)),
         Withdraw::NAME => {
             tables.model.withdraw();
             tables.withdrawals += 1;
@@ -821,6 +833,76 @@ fn functions_are_asked_of_the_daemon() {
     assert_eq!(status, 1);
     assert!(text.contains("other is no PF"), "{text}");
     assert!(vf(&["none"]).1.contains("no interface"));
+}
+
+#[test]
+fn flow_rules_are_set_by_the_agent() {
+    let router = Netns::new();
+    let directory = tempfile::tempdir().unwrap();
+    let channel = directory.path().join("channel.sock");
+    router.ip("link add pf0 address 02:00:00:00:09:00 type veth peer name other");
+    let agent = Agent::new(&router, directory.path(), &channel);
+    let daemon = Daemon::new(&channel);
+    daemon.until("hello", |tables| tables.hellos > 0 && tables.status.is_some());
+    let file = directory.path().join("rules");
+    let flow = |words: &str| {
+        let output = Command::new("ip")
+            .args(["netns", "exec", &router.name, env!("CARGO_BIN_EXE_hayate-agent"), "flow"])
+            .args(words.split(' '))
+            .arg("--status-socket")
+            .arg(&agent.status)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    let ids = |daemon: &Daemon| daemon.tables().rules.rules.keys().copied().collect::<Vec<_>>();
+    assert_eq!(flow("add pf0 vf0 to proto tcp dst-port 80 accept"), (0, "1\n".into()));
+    assert_eq!(flow("add pf0 vf0 to id 9 drop"), (0, "9\n".into()));
+    assert_eq!(flow("add pf0 vf1 from mirror pf drop"), (0, "10\n".into()));
+    let (status, text) = flow("list pf0");
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    assert_eq!((status, lines.len()), (0, 4), "{text}");
+    assert_eq!(lines[1], "3    180    5s  vf0 to id 1 priority 0 proto tcp dst-port 80 accept");
+    assert_eq!(flow("del pf0 1 9"), (0, String::new()));
+    assert_eq!(ids(&daemon), [10]);
+    // Many of them are one change, and a list of many pages.
+    let many: String =
+        (1..1000).map(|port| format!("vf0 to proto tcp dst-port {port} drop\n")).collect();
+    std::fs::write(&file, many).unwrap();
+    let before = daemon.tables().rules.changes;
+    let (status, text) = flow(&format!("add pf0 -f {}", file.display()));
+    assert_eq!((status, text.lines().count(), text.lines().next()), (0, 999, Some("11")));
+    let (changes, requests) = {
+        let rules = &daemon.tables().rules;
+        (rules.changes - before, rules.requests)
+    };
+    assert!(changes == 1 && requests > 6, "{changes} of {requests}");
+    let listed: Value = serde_json::from_str(&flow("list pf0 --json").1).unwrap();
+    assert_eq!(listed["rules"].as_array().unwrap().len(), 1000);
+    std::fs::write(
+        &file,
+        "[{\"id\": 5, \"on\": \"vf0\", \"direction\": \"to\", \"action\": \"drop\"}]",
+    )
+    .unwrap();
+    assert_eq!(flow(&format!("replace pf0 {} --on vf1", file.display())), (0, String::new()));
+    assert_eq!(ids(&daemon), [5]);
+    for (words, status, why) in [
+        ("add pf0 vf0 to", 2, "accept, drop or forward"),
+        ("add pf0 vf0 to port 80 drop", 2, "\"port\""),
+        ("add pf0 vf0 to id 5 drop", 1, "flow.set"),
+        ("default pf0 vf0 to pass", 2, "accept"),
+        ("del pf0", 2, "ID"),
+        ("del pf0 77", 1, "flow.set"),
+        ("del pf0 --on eth0", 2, "no function"),
+        ("add none vf0 to drop", 1, "no interface"),
+        ("add pf0 -f /nonexistent", 1, "No such file"),
+    ] {
+        let (code, text) = flow(words);
+        assert_eq!(code, status, "{words}: {text}");
+        assert!(text.contains(why), "{words}: {text}");
+    }
+    assert_eq!(ids(&daemon), [5]);
 }
 
 #[test]

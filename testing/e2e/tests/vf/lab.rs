@@ -66,7 +66,10 @@ impl Lab {
         let hayate = Hayate::start(&[])?;
         hayate.network("lan")?;
         for vm in ["web", "peer"] {
-            hayate.cli(&format!("vm add {vm} --memory 512M --vcpus {vcpus}"))?;
+            let channel = hayate.dir().join(format!("{vm}.channel"));
+            let channel = channel.display();
+            hayate
+                .cli(&format!("vm add {vm} --memory 512M --vcpus {vcpus} --channel {channel}"))?;
         }
         hayate.cli(&format!("vf create --vm web --vfs {vfs}"))?;
         hayate.cli("port add peer0 --network lan --kind vhost --vm peer")?;

@@ -3,10 +3,12 @@
 //!
 //! - `pass` (pass.rs): VFs in namespaces of the guest, and what they talk to: each other, their PF,
 //!   another VM, a TAP outside.
+//! - `flows` (flows.rs): flow rules that the guest sets, with `hayate-agent` in it.
 //! - `churn` (churn.rs): VFs that come and go under traffic, guests that reboot, a QEMU and a daemon
 //!   that are killed; and what is left of it in the daemon.
 
 mod churn;
+mod flows;
 mod lab;
 mod pass;
 
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
                 case("daemon_killed", churn::daemon_killed),
             ];
             if group == "split" {
+                cases.push(case("flow_rules", flows::rules));
                 cases.push(case("all_nine", pass::all));
                 cases.push(case("writes_under_traffic", churn::writes));
                 cases.push(case("guest_reboots", churn::reboots));
