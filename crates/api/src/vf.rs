@@ -104,24 +104,41 @@ const RATE_DEFAULT: u32 = 1000;
 const METERS_DEFAULT: u32 = 256;
 const CONNECTIONS_DEFAULT: u32 = 131_072;
 
-/// serde wants functions.
-macro_rules! default_value {
-    ($value:ident, $default:ident, $is_default:ident) => {
-        fn $default() -> u32 {
-            $value
-        }
-
-        #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-        fn $is_default(value: &u32) -> bool {
-            *value == $value
-        }
-    };
+fn rules_default() -> u32 {
+    RULES_DEFAULT
 }
 
-default_value!(RULES_DEFAULT, rules_default, is_rules_default);
-default_value!(RATE_DEFAULT, rate_default, is_rate_default);
-default_value!(METERS_DEFAULT, meters_default, is_meters_default);
-default_value!(CONNECTIONS_DEFAULT, connections_default, is_connections_default);
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_rules_default(value: &u32) -> bool {
+    *value == RULES_DEFAULT
+}
+
+fn rate_default() -> u32 {
+    RATE_DEFAULT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_rate_default(value: &u32) -> bool {
+    *value == RATE_DEFAULT
+}
+
+fn meters_default() -> u32 {
+    METERS_DEFAULT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_meters_default(value: &u32) -> bool {
+    *value == METERS_DEFAULT
+}
+
+fn connections_default() -> u32 {
+    CONNECTIONS_DEFAULT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_connections_default(value: &u32) -> bool {
+    *value == CONNECTIONS_DEFAULT
+}
 
 impl PfConfig {
     /// A PF of `vm` with this many VFs and nothing else said.
