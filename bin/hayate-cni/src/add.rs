@@ -11,6 +11,7 @@ use crate::agent::Agent;
 use crate::error::{Code, Error};
 use crate::link::{Link, Links};
 use crate::netns::Netns;
+use crate::policy::apply::rules_for;
 use crate::result::{Interface, Ip, Outcome, Route};
 use crate::state::{Attachment, Key, Phase, exists};
 use crate::vf::{Claim, Host, PATIENCE};
@@ -58,6 +59,7 @@ pub(crate) fn add(context: &Context<'_>) -> Result<Value, Error> {
         token: 0,
         netns: path.clone(),
         pod: call.args.pod.clone(),
+        uid: call.args.uid.clone(),
         ipam: false,
         ips: Vec::new(),
         routes: Vec::new(),
@@ -94,6 +96,7 @@ fn attach(
     let Context { call, conf, .. } = context;
     let mac = conf.mac_for(&call.args);
     settings(context, host, claim)?;
+    rules(context, host, claim)?;
     let (from, ifname) = (&claim.link, call.ifname.as_str());
     let refused = |what: &'static str| {
         move |error: io::Error| Error::kernel(format!("{what} of {ifname}"), &error)
@@ -149,6 +152,19 @@ fn settings(context: &Context<'_>, host: &Host, claim: &mut Claim) -> Result<(),
     }
     host.state.save_vf(&claim.lock, &claim.record)?;
     agent.set(pf, claim.number, &settings)
+}
+
+/// Who may talk to the pod, and it to whom, before it can; that it has to be undone is written down first.
+fn rules(context: &Context<'_>, host: &Host, claim: &mut Claim) -> Result<(), Error> {
+    let conf = context.conf;
+    let Some(rules) = rules_for(&conf.state, &claim.attachment, claim.number)? else {
+        return Ok(());
+    };
+    if let Some(home) = &mut claim.record.home {
+        home.rules = Some(conf.agent.clone());
+    }
+    host.state.save_vf(&claim.lock, &claim.record)?;
+    Agent::connect(&conf.agent)?.set_rules(host.sysfs.mac(claim.pf)?, &rules)
 }
 
 /// Addresses by the plugin that manages them, or as they were given.

@@ -2,7 +2,7 @@
 //!
 //! The agent listens on a Unix socket, where it takes one question a connection, a line of JSON, and passes those
 //! about VFs on to the daemon. `vf.show` with `pf` (the address of its interface) and `vf` (its number) answers the
-//! settings, `vf.set` sets those that it names besides. It is asked only when the configuration wants one of these
+//! settings, `vf.set` sets those that it names besides, `flow.set` says which frames pass. It is asked only when the configuration wants one of these
 //! settings, so that the plugin works without it otherwise.
 
 use std::io::{self, Read, Write};
@@ -15,11 +15,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{Code, Error};
+use crate::policy::flow::FlowRules;
+use crate::state;
 
 /// Longest answer, bytes.
 const ANSWER_MAX: u64 = 1 << 20;
 /// An agent that takes longer is taken for dead.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Rules of one request, bytes: with what is around them it is less than the agent takes.
+const PART_MAX: usize = 24 << 10;
+/// Rules are said so often, so far apart.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Settings of a VF that the host has. `None`: as it is, or not asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +103,40 @@ pub struct Agent {
     path: PathBuf,
 }
 
+/// What is to be said: as one request, or, if that is too long for a line, in parts, which are done as one.
+fn parts(pf: Mac, rules: &FlowRules, batch: u64) -> Vec<Value> {
+    let begin = |clear: bool| {
+        let mut part = json!({ "pf": pf.to_string(), "add": [] });
+        if clear {
+            part["clear"] = json!([rules.on]);
+        }
+        part
+    };
+    let (mut parts, mut length) = (vec![begin(true)], 0);
+    for rule in &rules.rules {
+        let size = rule.to_string().len() + 1;
+        if length + size > PART_MAX {
+            parts.push(begin(false));
+            length = 0;
+        }
+        length += size;
+        if let Some(Value::Array(add)) = parts.last_mut().and_then(|part| part.get_mut("add")) {
+            add.push(rule.clone());
+        }
+    }
+    let count = parts.len();
+    for (number, part) in parts.iter_mut().enumerate() {
+        let last = number + 1 == count;
+        if last {
+            part["defaults"] = json!(rules.defaults);
+        }
+        if count > 1 {
+            part["part"] = json!({ "batch": batch, "number": number, "last": last });
+        }
+    }
+    parts
+}
+
 /// What it answers.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -139,6 +180,24 @@ impl Agent {
         parameters["pf"] = json!(pf.to_string());
         parameters["vf"] = json!(vf);
         self.ask("vf.set", &parameters).map(drop)
+    }
+
+    /// Has a VF these flow rules and no others, at once.
+    ///
+    /// # Errors
+    /// [`Code::Agent`]; then it has those of before.
+    pub fn set_rules(&self, pf: Mac, rules: &FlowRules) -> Result<(), Error> {
+        let mut tries = 1;
+        loop {
+            let parts = parts(pf, rules, state::token()? >> 11);
+            let set = parts.iter().try_for_each(|part| self.ask("flow.set", part).map(drop));
+            match set {
+                // Somebody else was saying parts, or there were too many changes just now.
+                Err(_) if tries < TRIES => std::thread::sleep(PAUSE),
+                other => return other,
+            }
+            tries += 1;
+        }
     }
 
     /// Asks in a connection of its own, as the agent has it.

@@ -79,6 +79,8 @@ pub struct Args {
     pub mac: Option<Mac>,
     /// `NAMESPACE/NAME` of the pod.
     pub pod: Option<String>,
+    /// Which of the pods that had this name.
+    pub uid: Option<String>,
 }
 
 impl Call {
@@ -158,8 +160,12 @@ impl Args {
                 "MAC" => args.mac = Some(mac("CNI_ARGS: MAC", value)?),
                 "K8S_POD_NAMESPACE" => namespace = Some(value),
                 "K8S_POD_NAME" => name = Some(value),
+                "K8S_POD_UID" => {
+                    let uid = shortened(value, NAME_MAX);
+                    args.uid = Some(uid.to_owned()).filter(|uid| !uid.is_empty());
+                }
                 // Of no interest here: for runtimes, and for plugins that manage addresses.
-                "K8S_POD_INFRA_CONTAINER_ID" | "K8S_POD_UID" | "IP" | "GATEWAY" => {}
+                "K8S_POD_INFRA_CONTAINER_ID" | "IP" | "GATEWAY" => {}
                 other => unknown.push(other),
             }
         }

@@ -1,12 +1,12 @@
 //! What can be typed.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use hayate_cni::error::{Code, Error};
-use serde::Deserialize;
+use hayate_cni::policy::{self, apply::Objects};
 use serde_json::{Value, json};
 
 const HELP: &str = "\
@@ -57,7 +57,10 @@ enum Command {
     /// Reads lists of objects as `kubectl get networkpolicies,pods,namespaces -A -o json` prints them, and prints, for
     /// each pod, whether it is isolated and which addresses and ports it may be reached from and may reach. Nothing is
     /// changed anywhere.
+    #[command(args_conflicts_with_subcommands = true)]
     Policy {
+        #[command(subcommand)]
+        what: Option<Policy>,
         /// Files with JSON, `-` for standard input
         #[arg(required = true)]
         files: Vec<PathBuf>,
@@ -66,6 +69,26 @@ enum Command {
     Man {
         /// The directory; it is made if need be
         directory: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum Policy {
+    /// Put policies in force for the pods of this node
+    ///
+    /// To be called with all objects whenever one of them has changed. The switch of the hypervisor then enforces
+    /// the policies on the VFs of this node's pods, through the agent. They are remembered, so that a pod that comes later has its
+    /// rules from the beginning. Prints what was done, for each pod.
+    Apply {
+        /// Files with JSON, `-` for standard input
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// Where it is remembered who has which VF: `stateDir` of the network
+        #[arg(long, value_name = "DIR", default_value = hayate_cni::conf::STATE)]
+        state_dir: PathBuf,
+        /// Where the agent listens: `agent` of the network
+        #[arg(long, value_name = "SOCKET", default_value = hayate_cni::conf::AGENT)]
+        agent: PathBuf,
     },
 }
 
@@ -83,16 +106,10 @@ pub(crate) fn main() -> ExitCode {
                 }
             }
         }
-        Some(Command::Policy { files }) => match policy(&files) {
-            Ok(rules) => {
-                let _ = writeln!(io::stdout(), "{rules:#}");
-                ExitCode::SUCCESS
-            }
-            Err(error) => {
-                let _ = writeln!(io::stderr(), "error: {error}");
-                ExitCode::FAILURE
-            }
-        },
+        Some(Command::Policy { what: None, files }) => say(compiled(&files)),
+        Some(Command::Policy { what: Some(Policy::Apply { files, state_dir, agent }), .. }) => {
+            say(apply(&files, &state_dir, &agent))
+        }
         None => {
             let _ = write!(io::stderr(), "{}", Cli::command().render_long_help());
             if !io::stdout().is_terminal() {
@@ -106,9 +123,23 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// The rules of what is in these files.
-fn policy(files: &[PathBuf]) -> Result<Value, String> {
-    let (mut policies, mut pods, mut namespaces) = (Vec::new(), Vec::new(), Vec::new());
+/// Prints what was done, or what was not.
+fn say(done: Result<Value, String>) -> ExitCode {
+    match done {
+        Ok(value) => {
+            let _ = writeln!(io::stdout(), "{value:#}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What is in these files.
+fn objects(files: &[PathBuf]) -> Result<Objects, String> {
+    let mut objects = Objects::default();
     for file in files {
         let name = file.display();
         let text = if file.as_os_str() == "-" {
@@ -119,27 +150,29 @@ fn policy(files: &[PathBuf]) -> Result<Value, String> {
         let text = text.map_err(|error| format!("{name}: {error}"))?;
         let value: Value =
             serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
-        let objects = match value {
-            Value::Object(mut list) if list.contains_key("items") => list["items"].take(),
-            other => Value::Array(vec![other]),
-        };
-        for object in objects.as_array().into_iter().flatten() {
-            let failed = |error| format!("{name}: {}: {error}", object["metadata"]["name"]);
-            match object["kind"].as_str() {
-                Some("NetworkPolicy") => {
-                    policies.push(Deserialize::deserialize(object).map_err(failed)?);
-                }
-                Some("Pod") => pods.push(Deserialize::deserialize(object).map_err(failed)?),
-                Some("Namespace") => {
-                    namespaces.push(Deserialize::deserialize(object).map_err(failed)?);
-                }
-                // Whatever else was asked for.
-                _ => {}
-            }
-        }
+        objects.add(value).map_err(|why| format!("{name}: {why}"))?;
     }
+    Ok(objects)
+}
+
+/// The rules of what is in these files.
+fn compiled(files: &[PathBuf]) -> Result<Value, String> {
+    let Objects { policies, pods, namespaces } = objects(files)?;
     let rules = hayate_cni::policy::compile(&policies, &pods, &namespaces);
     Ok(json!(rules.map_err(|refused| refused.to_string())?))
+}
+
+/// Puts what is in these files in force.
+fn apply(files: &[PathBuf], state: &Path, agent: &Path) -> Result<Value, String> {
+    let objects = objects(files)?;
+    let machine = hayate_cni::Machine::default();
+    let done = policy::apply::apply(&machine, state, agent, &objects);
+    let done = done.map_err(|error| error.to_string())?;
+    let failed = done.iter().find_map(|one| Some((one, one.failed.as_ref()?)));
+    match failed {
+        Some((one, why)) => Err(format!("pod {}, VF {}: {why}", one.pod, one.vf)),
+        None => Ok(json!(done)),
+    }
 }
 
 #[cfg(test)]

@@ -17,9 +17,9 @@ use crate::sysfs::Address;
 /// Longest configuration, bytes.
 pub const CONF_MAX: usize = 1 << 20;
 /// Where records are kept unless the configuration says otherwise.
-const STATE: &str = "/run/hayate-cni";
+pub const STATE: &str = "/run/hayate-cni";
 /// Where the agent listens unless the configuration says otherwise.
-const AGENT: &str = "/run/hayate-agent.sock";
+pub const AGENT: &str = "/run/hayate-agent.sock";
 /// Addresses an interface may be given, and attachments a runtime may list.
 const MANY: usize = 65536;
 

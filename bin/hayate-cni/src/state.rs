@@ -89,8 +89,11 @@ pub struct Attachment {
     pub token: u64,
     /// The container's namespace.
     pub netns: PathBuf,
-    /// The pod, as Kubernetes calls it.
+    /// The pod, as Kubernetes calls it: `NAMESPACE/NAME`.
     pub pod: Option<String>,
+    /// Which of the pods that had this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
     /// Was the plugin asked that manages addresses?
     pub ipam: bool,
     /// Addresses that were given.
@@ -125,6 +128,9 @@ pub struct Home {
     pub parent: Option<String>,
     /// What the agent has to set back, and where it listens.
     pub settings: Option<(PathBuf, Settings)>,
+    /// It has flow rules, which the agent that listens there has to take away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<PathBuf>,
 }
 
 /// The folder.
@@ -369,7 +375,7 @@ fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     }
 }
 
-fn store(path: &Path, record: &impl Serialize, new: bool) -> io::Result<()> {
+pub(crate) fn store(path: &Path, record: &impl Serialize, new: bool) -> io::Result<()> {
     let dir = path.parent().ok_or(ErrorKind::InvalidInput)?;
     let mut file = tempfile::Builder::new().prefix(NEW).tempfile_in(dir)?;
     file.write_all(&serde_json::to_vec_pretty(record)?)?;

@@ -7,6 +7,7 @@ use crate::agent::Agent;
 use crate::error::{Code, Error};
 use crate::link::{Link, Links};
 use crate::netns::Netns;
+use crate::policy::flow::FlowRules;
 use crate::state::{self, Attachment, Home, Lock, Phase, State, Vf};
 use crate::sysfs::{Address, PfFound, Sysfs};
 use crate::{Context, call::IFNAME_MAX, note};
@@ -191,6 +192,7 @@ impl Host {
             mtu: link.mtu,
             parent: link.parent.clone(),
             settings: None,
+            rules: None,
         };
         let owner = Some(attachment.key.clone());
         let record = Vf { token: attachment.token, owner, home: Some(home) };
@@ -342,6 +344,11 @@ impl Host {
         // Last, as it may be away for longer.
         if let Some((socket, settings)) = &home.settings {
             Agent::connect(socket)?.set(self.sysfs.mac(pf)?, number, settings)?;
+        }
+        // Nobody has it any more: it is closed until here.
+        if let Some(socket) = &home.rules {
+            let none = FlowRules::closed(number, false, false);
+            Agent::connect(socket)?.set_rules(self.sysfs.mac(pf)?, &none)?;
         }
         Ok(())
     }

@@ -213,8 +213,8 @@ pub fn with_agent(assets: &Assets) -> Result<PathBuf> {
     appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-agent.cpio"))
 }
 
-/// The initramfs with the CNI plugin as guests get it (`$HAYATE_CNI_STATIC`, or what `make agent` builds), and this
-/// machine's `host-local`, in `/opt/cni/bin`.
+/// The initramfs with the agent and the CNI plugin as guests get them (`$HAYATE_CNI_STATIC`, or what `make agent`
+/// builds), and this machine's `host-local`, in `/opt/cni/bin`.
 ///
 /// # Errors
 /// When it cannot be built.
@@ -231,7 +231,7 @@ pub fn with_cni(assets: &Assets) -> Result<PathBuf> {
     let script =
         "#!/bin/sh\nexec /opt/cni/lib/ld.so --library-path /opt/cni/lib /opt/cni/lib/host-local\n";
     cpio::entry(&mut archive, "opt/cni/bin/host-local", 0o755, Some(script.as_bytes()));
-    appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-cni.cpio"))
+    appended(&with_agent(assets)?, archive, &assets.build_dir.join("guest/initrd-cni.cpio"))
 }
 
 /// A program that needs nothing of a guest: what the variable names, or `make agent` builds.

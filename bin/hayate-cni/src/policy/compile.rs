@@ -6,11 +6,13 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::object::{
-    IpBlock, Labels, Namespace, NetworkPolicy, Peer, Pod, PolicyPort, PolicyRule, Port,
+    IpBlock, Labels, Namespace, NetworkPolicy, Peer, Pod, PolicyPort, PolicyRule, PolicySpec, Port,
 };
 use super::select::Checked;
 use super::{Direction, PodRules, Ports, Protocol, Refused, Rule};
 
+/// Where Multus says which addresses a pod's interfaces have.
+const INTERFACES: &str = "k8s.v1.cni.cncf.io/network-status";
 /// The label every namespace has.
 const NAME: &str = "kubernetes.io/metadata.name";
 
@@ -80,28 +82,39 @@ fn takes_part(pod: &Pod) -> bool {
     !pod.spec.host_network && !matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed"))
 }
 
+/// Those of all its interfaces: Multus says what further ones have.
 fn addresses(pod: &Pod) -> Vec<IpAddr> {
+    #[derive(serde::Deserialize)]
+    struct Interface {
+        #[serde(default)]
+        ips: Vec<IpAddr>,
+    }
+    let more = pod.metadata.annotations.get(INTERFACES);
+    let more: Vec<Interface> =
+        more.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let all = pod.status.ips.iter().map(|one| one.ip).chain(pod.status.ip);
-    let all: BTreeSet<IpAddr> = all.collect();
+    let all: BTreeSet<IpAddr> = all.chain(more.into_iter().flat_map(|one| one.ips)).collect();
     all.into_iter().collect()
+}
+
+/// Which directions a policy is about: ingress, egress.
+pub(super) fn about(spec: &PolicySpec) -> Result<(bool, bool), String> {
+    let Some(types) = spec.policy_types.as_ref().filter(|types| !types.is_empty()) else {
+        // An empty list is as none.
+        return Ok((true, spec.egress.is_some()));
+    };
+    if let Some(other) = types.iter().find(|one| !["Ingress", "Egress"].contains(&one.as_str())) {
+        return Err(format!("policyTypes: there is no {other:?}"));
+    }
+    let has = |name: &str| types.iter().any(|one| one == name);
+    Ok((has("Ingress"), has("Egress")))
 }
 
 fn add(policy: &NetworkPolicy, members: &[Member<'_>], all: &mut [PodRules]) -> Result<(), String> {
     let spec = &policy.spec;
     let selector = Checked::new(&spec.pod_selector).map_err(|why| format!("podSelector: {why}"))?;
-    let (mut ingress, mut egress) = (true, spec.egress.is_some());
-    if let Some(types) = &spec.policy_types {
-        if let Some(other) = types.iter().find(|one| !["Ingress", "Egress"].contains(&one.as_str()))
-        {
-            return Err(format!("policyTypes: there is no {other:?}"));
-        }
-        let has = |name: &str| types.iter().any(|one| one == name);
-        // An empty list is as none.
-        if !types.is_empty() {
-            (ingress, egress) = (has("Ingress"), has("Egress"));
-        }
-    }
-    for (way, about, rules) in [
+    let (ingress, egress) = about(spec)?;
+    for (way, wanted, rules) in [
         (Way::Ingress, ingress, spec.ingress.as_slice()),
         (Way::Egress, egress, spec.egress.as_deref().unwrap_or_default()),
     ] {
@@ -116,7 +129,7 @@ fn add(policy: &NetworkPolicy, members: &[Member<'_>], all: &mut [PodRules]) -> 
             })
             .collect();
         let rules = rules?;
-        if !about {
+        if !wanted {
             continue;
         }
         for (member, found) in members.iter().zip(all.iter_mut()) {
@@ -320,7 +333,7 @@ fn without(block: &IpBlock) -> Result<Vec<IpNet>, String> {
 }
 
 /// What of a prefix is not in another: halves that are not, down to the other one.
-fn minus(net: IpNet, except: IpNet) -> Vec<IpNet> {
+pub(super) fn minus(net: IpNet, except: IpNet) -> Vec<IpNet> {
     if except.contains(&net) {
         return Vec::new();
     }

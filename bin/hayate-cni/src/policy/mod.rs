@@ -2,7 +2,8 @@
 //!
 //! **Purpose.** Policies select pods by labels and name ports by words; a switch knows addresses and numbers.
 //! [`compile`] takes objects as the API serves them ([`object`]: `networking.k8s.io/v1` policies, pods,
-//! namespaces) and answers, for each pod, whether it is isolated and who may talk to it, and it to whom.
+//! namespaces) and answers, for each pod, whether it is isolated and who may talk to it, and it to whom. [`flow`] says that in
+//! the words of the switch, and [`apply`] puts it in force for the pods of this node.
 //!
 //! **Semantics** are those of the API: a pod is isolated in a direction as soon as one policy selects it for that
 //! direction; what any of them allows is allowed; answers to what is allowed are allowed. Pods in the node's own
@@ -13,7 +14,9 @@
 //! **Failure.** [`Refused`] names the policy and the place in it. Nothing is compiled from a policy that is
 //! understood in part: what it allows would be guessed.
 
+pub mod apply;
 mod compile;
+pub mod flow;
 pub mod object;
 mod select;
 

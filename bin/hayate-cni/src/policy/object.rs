@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::conf::or_default;
 
@@ -12,7 +12,7 @@ use crate::conf::or_default;
 pub type Labels = BTreeMap<String, String>;
 
 /// What every object has.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Metadata {
     /// Its name.
     pub name: String,
@@ -22,17 +22,30 @@ pub struct Metadata {
     /// Its labels.
     #[serde(default, deserialize_with = "or_default")]
     pub labels: Labels,
+    /// Which of those that had this name one after the other.
+    #[serde(default)]
+    pub uid: Option<String>,
+    /// Its annotations.
+    #[serde(default, deserialize_with = "or_default")]
+    pub annotations: Labels,
+}
+
+impl Metadata {
+    /// `NAMESPACE/NAME`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
 }
 
 /// A namespace.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name and labels.
     pub metadata: Metadata,
 }
 
 /// A pod.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pod {
     /// Name, namespace and labels.
     pub metadata: Metadata,
@@ -45,7 +58,7 @@ pub struct Pod {
 }
 
 /// What a pod should be.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
     /// Is it in the node's own network namespace?
@@ -59,7 +72,7 @@ pub struct PodSpec {
 }
 
 /// A program of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
     /// Ports it says it has.
@@ -70,7 +83,7 @@ pub struct Container {
 }
 
 /// A port a program says it has.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerPort {
     /// What policies may call it.
@@ -82,7 +95,7 @@ pub struct ContainerPort {
 }
 
 /// What a pod is.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodStatus {
     /// `Succeeded` and `Failed` pods have ended.
@@ -96,14 +109,14 @@ pub struct PodStatus {
 }
 
 /// An address of a pod.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PodIp {
     /// It.
     pub ip: IpAddr,
 }
 
 /// A policy.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetworkPolicy {
     /// Name and namespace.
     pub metadata: Metadata,
@@ -112,7 +125,7 @@ pub struct NetworkPolicy {
 }
 
 /// What a policy says.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
     /// For whom; an empty one: all pods of its namespace.
@@ -130,7 +143,7 @@ pub struct PolicySpec {
 }
 
 /// A rule of a policy. A direction has one of `from` and `to`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyRule {
     /// From whom; none: from everybody.
@@ -145,7 +158,7 @@ pub struct PolicyRule {
 }
 
 /// Somebody else.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Peer {
     /// Pods with these labels, of the policy's namespace if no other is said.
@@ -160,7 +173,7 @@ pub struct Peer {
 }
 
 /// Addresses.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IpBlock {
     /// All of these.
@@ -171,7 +184,7 @@ pub struct IpBlock {
 }
 
 /// Ports.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicyPort {
     /// `TCP` if it is not said.
@@ -186,7 +199,7 @@ pub struct PolicyPort {
 }
 
 /// A port.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Port {
     /// By its number.
@@ -196,7 +209,7 @@ pub enum Port {
 }
 
 /// Which labels. All that is said has to hold.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Selector {
     /// Labels with these values.
@@ -208,7 +221,7 @@ pub struct Selector {
 }
 
 /// Something about one label.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expression {
     /// Its key.

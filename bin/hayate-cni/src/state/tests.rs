@@ -10,6 +10,7 @@ fn attachment(container: &str) -> Attachment {
         token: token().unwrap(),
         netns: "/run/netns/x".into(),
         pod: None,
+        uid: None,
         ipam: false,
         ips: Vec::new(),
         routes: Vec::new(),

@@ -9,9 +9,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use hayate_cni::netns::Netns;
+use hayate_cni::policy::apply::{Objects, apply};
 use hayate_cni::{Machine, run};
 use lab::{Lab, address, mac, sh};
 use serde_json::{Value, json};
@@ -410,6 +412,160 @@ fn settings_of_the_host_come_and_go() {
         ]
     );
     lab.run(&ask("STATUS")).unwrap();
+}
+
+/// A VF has the rules of its pod's policies before the container has it, and no longer than the container. The agent
+/// here is the test, and says whether the VF was still at home when it was asked.
+#[test]
+fn policies_come_before_the_container() {
+    let lab = Lab::new(3, 3);
+    let path = lab.path("agent.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (sender, asked) = mpsc::channel();
+    let fail = Arc::new(AtomicBool::new(false));
+    let (refuses, host) = (fail.clone(), lab.netns("host"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let mut line = String::new();
+            if stream.read_line(&mut line).is_ok_and(|length| length > 0) {
+                let request: Value = serde_json::from_str(&line).unwrap();
+                assert_eq!(request["method"], "flow.set");
+                let said = if refuses.load(Ordering::Relaxed) {
+                    json!({ "error": "no room" })
+                } else {
+                    let link = format!(
+                        "nsenter --net={host} ip link show hvf1 >/dev/null 2>&1 && echo here; true"
+                    );
+                    let at_home = sh(&link).trim() == "here";
+                    sender.send((request["params"].clone(), at_home)).unwrap();
+                    json!({ "result": {} })
+                };
+                write!(stream.get_mut(), "{said}").unwrap();
+            }
+        }
+    });
+    let ask = |command: &str, container: u32, pod: &str| {
+        lab.ask(command, container)
+            .conf("agent", json!(path))
+            .conf("runtimeConfig", json!({ "ips": [format!("10.7.0.{container}/24")] }))
+            .var("ARGS", &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_UID=u-{pod}"))
+    };
+    let mut objects = Objects::default();
+    let pod = |name: &str| {
+        json!({
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": "shop", "uid": format!("u-{name}"), "labels": { "app": name } },
+            "status": { "phase": "Pending" },
+        })
+    };
+    let policy = json!({
+        "kind": "NetworkPolicy", "metadata": { "name": "web", "namespace": "shop" },
+        "spec": {
+            "podSelector": { "matchLabels": { "app": "web" } },
+            "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "app": "client" } } }], "ports": [{ "port": 80 }] }],
+        },
+    });
+    objects.add(json!({ "items": [policy, pod("web"), pod("client")] })).unwrap();
+    let machine = Machine { sysfs: lab.path("sys") };
+    let apply = |objects: &Objects| apply(&machine, &lab.path("state"), &path, objects);
+    assert_eq!(apply(&objects).unwrap(), []);
+    // Known, and selected by the policy.
+    lab.run(&ask("ADD", 1, "web")).unwrap();
+    let (set, at_home) = asked.try_recv().unwrap();
+    assert!(at_home, "the container had it already");
+    assert_eq!((&set["pf"], &set["clear"]), (&json!(mac(0)), &json!(["vf0"])));
+    let default = |set: &Value, way: &str| {
+        let all = set["defaults"].as_array().unwrap().iter();
+        all.clone().find(|one| one["direction"] == way).unwrap()["action"].clone()
+    };
+    assert_eq!((default(&set, "to"), default(&set, "from")), (json!("drop"), json!("accept")));
+    let from_80 = |set: &Value| -> Vec<Value> {
+        let all = set["add"].as_array().unwrap().iter().map(|rule| rule["match"].clone());
+        all.filter(|wanted| wanted["dst_port"] == "80-80").collect()
+    };
+    assert!(from_80(&set).is_empty(), "nobody knows the client's address yet");
+    // Known, and selected by none: nobody is asked.
+    lab.run(&ask("ADD", 2, "client")).unwrap();
+    assert!(asked.try_recv().is_err());
+    // Not known: closed, as far as policies of its namespace go.
+    lab.run(&ask("ADD", 3, "new")).unwrap();
+    let (set, _) = asked.try_recv().unwrap();
+    assert_eq!((&set["clear"], default(&set, "to")), (&json!(["vf2"]), json!("drop")));
+    // The client's address is that of its attachment.
+    objects.add(pod("new")).unwrap();
+    let done = apply(&objects).unwrap();
+    let mut sets: Vec<Value> = asked.try_iter().map(|(set, _)| set).collect();
+    sets.sort_by_key(|set| set["clear"].to_string());
+    assert_eq!((done.len(), sets.len()), (3, 2), "{done:?}");
+    let wanted =
+        json!({ "protocol": "tcp", "dst_port": "80-80", "state": "new", "src": "10.7.0.2/32" });
+    assert_eq!((from_80(&sets[0]), &sets[0]["clear"]), (vec![wanted], &json!(["vf0"])));
+    assert_eq!((&sets[1]["clear"], &sets[1]["add"]), (&json!(["vf2"]), &json!([])));
+    // A pod of that name that is another one.
+    lab.run(&ask("DEL", 1, "web")).unwrap();
+    let (set, _) = asked.try_recv().unwrap();
+    assert_eq!(
+        (&set["clear"], &set["add"], &set["defaults"]),
+        (&json!(["vf0"]), &json!([]), &json!([]))
+    );
+    let other = ask("ADD", 1, "client")
+        .var("ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=client;K8S_POD_UID=u-2");
+    lab.run(&other).unwrap();
+    assert_eq!(default(&asked.try_recv().unwrap().0, "to"), "drop");
+    lab.run(&ask("DEL", 1, "client")).unwrap();
+    assert_eq!(asked.try_recv().unwrap().0["add"], json!([]));
+    // Without its rules no container gets a VF.
+    fail.store(true, Ordering::Relaxed);
+    assert_eq!(lab.refused(&ask("ADD", 1, "web")), 104);
+    fail.store(false, Ordering::Relaxed);
+    assert_eq!(lab.attachments(), 2);
+    // What cannot be compiled changes nothing.
+    let mut sctp = objects.clone();
+    sctp.add(json!({
+        "kind": "NetworkPolicy", "metadata": { "name": "sctp", "namespace": "shop" },
+        "spec": { "podSelector": {}, "ingress": [{ "ports": [{ "protocol": "SCTP" }] }] },
+    }))
+    .unwrap();
+    assert!(apply(&sctp).unwrap_err().to_string().contains("shop/sctp"));
+    assert!(asked.try_recv().is_err());
+    // More rules than one line has.
+    let many: Vec<Value> = (0..1000)
+        .map(|n| json!({ "ipBlock": { "cidr": format!("10.9.{}.{}/32", n / 250, n % 250) } }))
+        .collect();
+    let mut long = objects.clone();
+    long.add(json!({
+        "kind": "NetworkPolicy", "metadata": { "name": "many", "namespace": "shop" },
+        "spec": { "podSelector": { "matchLabels": { "app": "client" } }, "ingress": [{ "from": many }] },
+    }))
+    .unwrap();
+    apply(&long).unwrap();
+    let parts: Vec<Value> = asked.try_iter().map(|(set, _)| set).collect();
+    assert!(parts.len() > 2);
+    let rules: usize = parts.iter().map(|part| part["add"].as_array().unwrap().len()).sum();
+    assert!(rules > 1000);
+    for (number, part) in parts.iter().enumerate() {
+        assert_eq!(part["part"]["number"], number);
+        assert_eq!(part["part"]["batch"], parts[0]["part"]["batch"]);
+        let last = number + 1 == parts.len();
+        assert_eq!(
+            (part["part"]["last"].as_bool(), part["defaults"].is_array()),
+            (Some(last), last)
+        );
+        assert_eq!(part["clear"].is_array(), number == 0);
+        assert!(part.to_string().len() < 32 << 10);
+    }
+    // None at all: what had rules has none.
+    apply(&Objects::default()).unwrap();
+    assert_eq!(
+        asked.try_iter().map(|(set, _)| set["clear"].clone()).collect::<Vec<_>>(),
+        [json!(["vf1"])]
+    );
+    for (container, pod) in [(2, "client"), (3, "new")] {
+        lab.run(&ask("DEL", container, pod)).unwrap();
+    }
+    assert!(asked.try_recv().is_err());
+    assert_eq!((lab.attachments(), lab.vfs()), (0, lab.all(3)));
 }
 
 /// The program itself, as a runtime runs it.

@@ -7,12 +7,16 @@
 //!                                                 what comes back; SEGMENT above 0: several
 //!                                                 datagrams of SEGMENT bytes in one call
 //! peer udp-quit PORT                              ends the echo on this host
+//! peer serve PORT...                              answers on these ports, by TCP and UDP, until it is killed
+//! peer probe +tcp/ADDRESS/PORT -udp/ADDRESS/PORT -big/ADDRESS/PORT ...
+//!                                                 whether an answer comes, as it should with + and must not with -;
+//!                                                 prints what is otherwise. `big` is a long datagram of UDP. All at once
 //! ```
 #![expect(clippy::print_stdout, reason = "its result is what it prints")]
 
 use std::collections::BTreeSet;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -35,6 +39,8 @@ fn main() -> ExitCode {
         ["udp-check", address, port, count, size, segment] => {
             check(address, port, count, size, segment)
         }
+        ["serve", ports @ ..] => serve(ports),
+        ["probe", all @ ..] => probe(all),
         _ => Err(bad("usage: see the top of peer.rs")),
     };
     match result {
@@ -70,6 +76,103 @@ fn echo(port: u16) -> io::Result<()> {
 fn quit(port: u16) -> io::Result<()> {
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?.send_to(QUIT, (Ipv4Addr::LOCALHOST, port))?;
     Ok(())
+}
+
+/// Whoever connects gets a byte, and whoever sends a datagram gets it back.
+fn serve(ports: &[&str]) -> io::Result<()> {
+    let mut threads = Vec::new();
+    for port in ports {
+        let port: u16 = number(port)?;
+        let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
+        threads.push(std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // Whoever is gone again does not want it.
+                let _ = stream.and_then(|mut stream| stream.write_all(b"x"));
+            }
+            Ok(())
+        }));
+        threads.push(std::thread::spawn(move || echo(port)));
+    }
+    for thread in threads {
+        thread.join().map_err(|_| bad("a thread panicked"))??;
+    }
+    Ok(())
+}
+
+/// What is expected takes so long at most, and what is not is waited for so long.
+const EXPECTED: Duration = Duration::from_secs(15);
+const UNEXPECTED: Duration = Duration::from_millis(400);
+/// A datagram may be lost.
+const AGAIN: Duration = Duration::from_millis(150);
+/// More than a frame holds.
+const LONG: usize = 4000;
+
+fn probe(all: &[&str]) -> io::Result<()> {
+    let tried = all.iter().map(|one| {
+        let one = (*one).to_owned();
+        std::thread::spawn(move || -> io::Result<Option<String>> {
+            let wrong = || bad(format!("{one}: not understood"));
+            let (sign, rest) = one.split_at_checked(1).ok_or_else(wrong)?;
+            let parts: Vec<&str> = rest.split('/').collect();
+            let &[protocol, address, port] = parts.as_slice() else { return Err(wrong()) };
+            let to = SocketAddr::new(number(address)?, number(port)?);
+            let patience = if sign == "+" { EXPECTED } else { UNEXPECTED };
+            let answered = match protocol {
+                "tcp" => connects(to, sign == "+", patience),
+                "udp" => answers(to, 64, patience)?,
+                "big" => answers(to, LONG, patience)?,
+                _ => return Err(wrong()),
+            };
+            Ok((answered != (sign == "+")).then_some(one))
+        })
+    });
+    let tried: Vec<_> = tried.collect();
+    for one in tried {
+        if let Some(wrong) = one.join().map_err(|_| bad("a thread panicked"))?? {
+            println!("{wrong}");
+        }
+    }
+    Ok(())
+}
+
+fn connects(to: SocketAddr, expected: bool, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        let asked = || {
+            let mut stream = TcpStream::connect_timeout(&to, patience)?;
+            stream.set_read_timeout(Some(patience))?;
+            stream.read_exact(&mut [0])
+        };
+        match asked() {
+            Ok(()) => return true,
+            // Nobody listens there yet; who should not be reached was.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !expected => {
+                return true;
+            }
+            Err(_) if Instant::now() >= until => return false,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+fn answers(to: SocketAddr, size: usize, patience: Duration) -> io::Result<bool> {
+    let any: IpAddr =
+        if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.set_read_timeout(Some(AGAIN))?;
+    let (sent, mut buffer) = (contents(1, size), vec![0; 1 << 16]);
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        // What the switch drops may be said to be in the way of the next one.
+        let _ = socket.send_to(&sent, to);
+        if let Ok((n, from)) = socket.recv_from(&mut buffer)
+            && from == to
+            && buffer[..n] == sent
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Contents of datagram `n`: its number, then bytes that follow from it (xorshift).
