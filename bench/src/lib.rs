@@ -6,8 +6,8 @@
 //! scheduler did ([`sched`]), and only like ones are compared ([`report`]).
 //!
 //! **Owner and threads.** [`run()`] does everything: its thread starts and ends the switches
-//! ([`sut`]); generator, probe and idle device have threads of their own, pinned. Disks have a part of
-//! their own ([`disk`]).
+//! ([`sut`]); generator, probe and idle device have threads of their own, pinned. Disks and pods have
+//! parts of their own ([`disk`], [`vf`]).
 //!
 //! **Failure.** What makes all figures impossible is a [`BenchError`]. A switch that cannot do one
 //! cell is noted in the report. Processes, huge pages and temporary files go with what made them,
@@ -24,6 +24,7 @@ pub mod run;
 pub mod sched;
 pub mod stats;
 pub mod sut;
+pub mod vf;
 pub mod wake;
 pub mod window;
 

@@ -11,6 +11,7 @@ use crate::disk::{self, Medium, run::Waiting};
 use crate::generator::{Touch, frames};
 use crate::place::Place;
 use crate::sut::System;
+use crate::vf;
 
 /// The paper sizes: 64 to 1518 bytes.
 const SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
@@ -28,6 +29,7 @@ Examples:
   hayate bench --cells store             (disks and mounts of a store, beside NBD and Gfarm)
   hayate bench --cells store --disk-systems store-gfarm-tcp,gfarm,qsd-nbd   (a store whose images are in Gfarm)
   hayate bench --cells store-guest --disk-size 256   (the same disks in a QEMU guest, after `make setup`)
+  hayate bench --cells vf --rounds 7     (pods of a QEMU guest: virtual VFs, and a bridge of the guest)
   HAYATE_BIN=old/hayate hayate bench --quick --systems hayate   (another build)
 
 Needs root and two CPUs with nothing else to do. Packages of the switches that are compared are
@@ -99,7 +101,7 @@ pub struct Options {
     #[arg(long, value_name = "MIB", default_value = "1024")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=1 << 20))]
     pub disk_size: u64,
-    /// The folder in which `make setup` has put QEMU and a disk that boots, for the guest of `store-guest`
+    /// The folder in which `make setup` has put QEMU and what boots, for the guests of `store-guest` and `vf`
     #[arg(long, value_name = "DIR", default_value = "build")]
     pub guest: PathBuf,
     /// How the client of disks waits for answers
@@ -131,7 +133,7 @@ impl Options {
     pub fn chosen(&self) -> Vec<Cell> {
         let of_frames = |table| match table {
             Table::Frames(kind) => Some(kind),
-            Table::Disks(_) => None,
+            Table::Disks(_) | Table::Pods(_) => None,
         };
         let kinds = self.tables().into_iter().filter_map(of_frames).collect();
         let sizes = match self.sizes.as_slice() {
@@ -148,10 +150,21 @@ impl Options {
     pub fn disk_cells(&self) -> Vec<disk::Cell> {
         let of_disks = |table| match table {
             Table::Disks(table) => Some(table),
-            Table::Frames(_) => None,
+            Table::Frames(_) | Table::Pods(_) => None,
         };
         let tables: Vec<disk::Table> = self.tables().into_iter().filter_map(of_disks).collect();
         disk::cell::cells(&tables, &self.disk_media, self.quick)
+    }
+
+    /// The cells of pods that were chosen.
+    #[must_use]
+    pub fn pod_cells(&self) -> Vec<vf::Cell> {
+        let of_pods = |table| match table {
+            Table::Pods(table) => Some(table),
+            Table::Frames(_) | Table::Disks(_) => None,
+        };
+        let tables: Vec<vf::Table> = self.tables().into_iter().filter_map(of_pods).collect();
+        vf::cell::cells(&tables, self.quick)
     }
 
     /// The tables that were chosen.
@@ -171,13 +184,17 @@ pub enum Table {
     Frames(Kind),
     /// Of disks.
     Disks(disk::Table),
+    /// Of pods.
+    Pods(vf::Table),
 }
 
 impl ValueEnum for Table {
     fn value_variants<'a>() -> &'a [Table] {
         static ALL: LazyLock<Vec<Table>> = LazyLock::new(|| {
             let frames = Kind::value_variants().iter().copied().map(Table::Frames);
-            frames.chain(disk::Table::value_variants().iter().copied().map(Table::Disks)).collect()
+            let disks = disk::Table::value_variants().iter().copied().map(Table::Disks);
+            let pods = vf::Table::value_variants().iter().copied().map(Table::Pods);
+            frames.chain(disks).chain(pods).collect()
         });
         &ALL
     }
@@ -186,6 +203,7 @@ impl ValueEnum for Table {
         match self {
             Table::Frames(kind) => kind.to_possible_value(),
             Table::Disks(table) => table.to_possible_value(),
+            Table::Pods(table) => table.to_possible_value(),
         }
     }
 }
@@ -228,6 +246,8 @@ mod tests {
         assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 11 + 5);
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
+        let pods = parse(&["--cells", "vf"]).unwrap();
+        assert_eq!((pods.chosen().len(), pods.pod_cells().len()), (0, 9));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();
         assert_eq!((quick.chosen().len(), quick.disk_cells().len()), (0, 8));
     }

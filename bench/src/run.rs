@@ -22,6 +22,7 @@ use crate::place::{Place, Probe};
 use crate::report::{Outcome, Report};
 use crate::sched::{Thread, Urgent};
 use crate::sut::{self, Rig, SutError, System, Topology, install};
+use crate::vf;
 use crate::wake::WakeUp;
 use crate::window::{Taken, Watch, Window};
 
@@ -109,6 +110,7 @@ struct Run<'a> {
     wake: Option<WakeUp>,
     outcomes: BTreeMap<Cell, Vec<Outcome>>,
     disks: disk::Run<'a>,
+    pods: vf::Run<'a>,
     progress: Progress,
 }
 
@@ -124,13 +126,14 @@ impl<'a> Run<'a> {
         let turns = options.rounds as usize * cells.iter().map(of).sum::<usize>();
         let mut progress = Progress { start: Instant::now(), done: 0, turns };
         let disks = disk::Run::new(options, interrupted, &mut |text| progress.line(text))?;
-        progress.turns += disks.turns();
+        let pods = vf::Run::new(options, interrupted);
+        progress.turns += disks.turns() + pods.turns();
         for system in options.systems.iter().filter(|s| cells.iter().any(|c| s.takes_part(c))) {
             install::install(system.packages(), &mut |text| progress.line(text))?;
         }
         let wake = WakeUp::measure(options.cpus);
         let outcomes = BTreeMap::new();
-        Ok(Run { options, command, interrupted, cells, wake, outcomes, disks, progress })
+        Ok(Run { options, command, interrupted, cells, wake, outcomes, disks, pods, progress })
     }
 
     fn measure(&mut self) -> Result<(), BenchError> {
@@ -165,6 +168,7 @@ impl<'a> Run<'a> {
             }
         }
         drop((pages, urgent));
+        self.pods()?;
         if self.disks.any() {
             let mut bench = self.disks.bench()?;
             for round in 0..self.options.rounds {
@@ -173,6 +177,16 @@ impl<'a> Run<'a> {
                     self.write()?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// All of pods.
+    fn pods(&mut self) -> Result<(), BenchError> {
+        let mut lab = None;
+        for round in 0..self.pods.rounds() {
+            self.pods.round(&mut lab, round, &mut self.progress)?;
+            self.write()?;
         }
         Ok(())
     }
@@ -228,6 +242,7 @@ impl<'a> Run<'a> {
         let out = &self.options.out;
         let report =
             Report::new(self.options, self.command, self.wake, outcomes, self.disks.found());
+        let report = Report { pods: self.pods.found(), ..report };
         report.write(out).map_err(BenchError::io(format!("{}", out.display())))
     }
 }

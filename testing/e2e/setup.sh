@@ -8,11 +8,13 @@
 #   4. An initramfs with the few programs the tests run inside a guest.
 #   5. A disk that boots: GRUB, the kernel, and the same programs with fio.
 #   6. A second kernel, which has RDMA, unlike the one for clouds, and an initramfs for it.
+#   7. An initramfs with what containers on a bridge need: veth, bridge, iptables.
 #
-# 2 to 6 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+# 2 to 7 install nothing on the machine: packages are fetched with a private apt state from the archive that the
 # machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
-# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=.
+# The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=,
+# PODS_INITRD=.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
@@ -128,6 +130,17 @@ if ! stamp "$g/rdma-initrd.stamp" "$want"; then
     echo "$want" > "$g/rdma-initrd.stamp"
 fi
 
+# --- 7. containers ---------------------------------------------------------------------------------------------------
+modules="veth bridge br_netfilter iptable_raw iptable_mangle iptable_filter iptable_nat xt_conntrack xt_comment xt_mark
+ xt_tcpudp xt_addrtype xt_statistic xt_nat xt_MASQUERADE xt_multiport xt_physdev ipt_REJECT"
+want="pods initrd $(echo $modules) $(sum "$here/scripts/initramfs.sh" "$here/guest/init" "$g/kernel/version" "$g/kernel/.stamp" "$g/tools/.stamp")"
+if ! stamp "$g/pods-initrd.stamp" "$want"; then
+    say "building the initramfs with iptables"
+    PROGRAMS="iptables-legacy-restore iptables-legacy-save" XTABLES=1 MODULES=$modules \
+        "$here/scripts/initramfs.sh" build "$g/tools" "$g/kernel" "$here/guest/init" "$g/pods-initrd.cpio"
+    echo "$want" > "$g/pods-initrd.stamp"
+fi
+
 rm -rf "$BUILD_DIR/apt"
 cat > "$g/env.new" <<E
 QEMU=$qemu
@@ -137,5 +150,6 @@ INITRD=$g/initrd.cpio
 DISK=$g/disk.raw
 RDMA_KERNEL=$g/rdma/vmlinux
 RDMA_INITRD=$g/rdma-initrd.cpio
+PODS_INITRD=$g/pods-initrd.cpio
 E
 mv "$g/env.new" "$g/env"

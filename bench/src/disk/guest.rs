@@ -189,7 +189,7 @@ impl Lab {
 }
 
 /// What `make setup` made.
-fn prepared(build: &Path) -> Result<Assets, String> {
+pub(crate) fn prepared(build: &Path) -> Result<Assets, String> {
     assets::made(build).map_err(|error| {
         format!(
             "not measured: no guest in {} ({error}); run `make setup` in hayate's source tree, and name \

@@ -19,7 +19,7 @@ pub mod client;
 pub mod files;
 pub mod fio;
 mod gfarm;
-mod guest;
+pub(crate) mod guest;
 mod hayate;
 pub mod load;
 mod mounts;

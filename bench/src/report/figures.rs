@@ -149,6 +149,7 @@ pub(super) fn draw(report: &Report) -> Vec<Figure> {
         }
     }
     figures.extend(report.disks.iter().flat_map(crate::disk::report::draw));
+    figures.extend(report.pods.iter().flat_map(crate::vf::report::draw));
     figures
 }
 

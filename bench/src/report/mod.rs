@@ -21,6 +21,7 @@ use crate::options::Options;
 use crate::place::Regime;
 use crate::stats::{Summary, summary};
 use crate::sut::{self, System};
+use crate::vf::Pods;
 use crate::wake::WakeUp;
 use crate::window::Window;
 
@@ -154,6 +155,9 @@ pub struct Report {
     /// What was found of disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<Disks>,
+    /// What was found of pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods: Option<Pods>,
 }
 
 /// A cell with all its systems, and the regime in which they are compared.
@@ -220,6 +224,7 @@ impl Report {
             offloads: options.offloads,
             outcomes,
             disks,
+            pods: None,
         }
     }
 

@@ -326,7 +326,11 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
     if let Some(disks) = &report.disks {
         crate::disk::promises::promises(&mut of_disks, disks)?;
     }
-    if rows.is_empty() && of_disks.is_empty() {
+    let mut of_pods = String::new();
+    if let Some(pods) = &report.pods {
+        crate::vf::report::promises(&mut of_pods, pods)?;
+    }
+    if rows.is_empty() && of_disks.is_empty() && of_pods.is_empty() {
         return Ok(());
     }
     writeln!(
@@ -351,6 +355,11 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
         let between = if rows.is_empty() { "" } else { "\n" };
         writeln!(text, "{between}| table | image on | what | promised | measured | |\n{LINE}")?;
         text.push_str(&of_disks);
+    }
+    if !of_pods.is_empty() {
+        let between = if rows.is_empty() && of_disks.is_empty() { "" } else { "\n" };
+        writeln!(text, "{between}| table | which | what | promised | measured | |\n{LINE}")?;
+        text.push_str(&of_pods);
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::{Figure, Report, Row, figure, promises};
 use crate::cell::{Cell, Kind, Method, Rings, Side};
 use crate::stats::Summary;
 use crate::sut::System;
+use crate::vf::Pods;
 
 /// The report; `figures` are names of files beside it.
 pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
@@ -27,6 +28,9 @@ pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
     }
     if let Some(disks) = &report.disks {
         let _ = crate::disk::report::write(&mut text, disks);
+    }
+    if let Some(pods) = &report.pods {
+        let _ = crate::vf::report::write(&mut text, pods);
     }
     let _ = problems(&mut text, report);
     let _ = promises::write(&mut text, report, &rows);
@@ -310,7 +314,8 @@ fn problems(text: &mut String, report: &Report) -> std::fmt::Result {
         let (medium, label) = (cell.medium.as_str(), cell.label());
         Some(format!("* {}, {medium}, {label}: {problem}", outcome.system.as_str()))
     });
-    let all: Vec<String> = of_frames.chain(of_disks).collect();
+    let of_pods = report.pods.iter().flat_map(Pods::problems);
+    let all: Vec<String> = of_frames.chain(of_disks).chain(of_pods).collect();
     if !all.is_empty() {
         writeln!(text, "## Not measured, or not in every round\n\n{}\n", all.join("\n"))?;
     }

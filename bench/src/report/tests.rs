@@ -26,6 +26,7 @@ fn report(outcomes: Vec<Outcome>) -> Report {
         offloads: false,
         outcomes,
         disks: None,
+        pods: None,
     }
 }
 

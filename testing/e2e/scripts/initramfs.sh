@@ -2,13 +2,14 @@
 # initramfs.sh fetch TOOLS SUITES                 the programs of the guests, unpacked into TOOLS
 # initramfs.sh build TOOLS KERNEL INIT OUT.cpio   the initramfs: programs, their libraries, modules of KERNEL, INIT as /init
 # More programs and modules than all guests need: PROGRAMS=, MODULES=, which are loaded in this order after the others.
+# XTABLES=1: what iptables loads, too.
 # Not compressed: unpacking costs an emulated guest more than reading the bytes.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 programs="ip bridge ss tc ethtool iperf3 socat tcpdump ping ${PROGRAMS:-}"
 modules="virtio_pci virtio_net virtio_console virtio_rng af_packet 8021q ${MODULES:-}"
 if [ "$1" = fetch ]; then
-    exec "$here/debs.sh" "$2" "$3" busybox-static dash iproute2 iputils-ping ethtool iperf3 socat tcpdump
+    exec "$here/debs.sh" "$2" "$3" busybox-static dash iproute2 iputils-ping ethtool iperf3 socat tcpdump iptables
 fi
 tools=$2 kdir=$3 init=$4 out=$5
 root=$(mktemp -d)
@@ -39,6 +40,10 @@ for b in $programs; do
 done
 # glibc loads this one by itself, when a thread is cancelled (iperf3).
 cp -L "$(first "$tools"/{usr/,}lib/x86_64-linux-gnu/libgcc_s.so.1)" "$root/lib/"
+if [ "${XTABLES:-0}" = 1 ]; then
+    mkdir -p "$root/usr/lib/x86_64-linux-gnu"
+    cp -r "$(first "$tools"/{usr/,}lib/x86_64-linux-gnu/xtables)" "$root/usr/lib/x86_64-linux-gnu/"
+fi
 
 # Modules in the order they load, unpacked and without debug information.
 ver=$(cat "$kdir/version")

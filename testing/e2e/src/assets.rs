@@ -31,6 +31,8 @@ pub struct Assets {
     pub disk: PathBuf,
     /// A kernel with RDMA, and the initramfs for it.
     pub rdma: (PathBuf, PathBuf),
+    /// The initramfs with veth, bridge and iptables.
+    pub pods: PathBuf,
 }
 
 /// The top of the source tree.
@@ -84,6 +86,7 @@ pub fn made(build_dir: &Path) -> Result<Assets> {
         initrd: get("INITRD")?.into(),
         disk: get("DISK")?.into(),
         rdma: (get("RDMA_KERNEL")?.into(), get("RDMA_INITRD")?.into()),
+        pods: get("PODS_INITRD")?.into(),
         build_dir: build_dir.into(),
     })
 }
@@ -146,6 +149,14 @@ pub fn blk() -> Result<PathBuf> {
     program("blk")
 }
 
+/// The program `pump`, which makes datagrams and counts them.
+///
+/// # Errors
+/// When cargo did not build it.
+pub fn pump() -> Result<PathBuf> {
+    program("pump")
+}
+
 fn program(name: &str) -> Result<PathBuf> {
     let program = programs()?.join(name);
     ensure!(program.is_file(), "{}: no such program", program.display());
@@ -176,14 +187,21 @@ fn with_peer(base: &Path, build_dir: &Path) -> Result<PathBuf> {
     // The demo alone is built without it.
     let Ok(peer) = peer() else { return Ok(base.into()) };
     let mut archive = Vec::new();
-    let dir = "opt/peer";
     cpio::entry(&mut archive, "opt", 0o755, None);
-    cpio::entry(&mut archive, dir, 0o755, None);
-    cpio::entry(&mut archive, &format!("{dir}/peer"), 0o755, Some(&fs::read(&peer)?));
-    libraries(&mut archive, &peer.to_string_lossy(), dir)?;
-    let script = format!("#!/bin/sh\nexec /{dir}/ld.so --library-path /{dir} /{dir}/peer \"$@\"\n");
-    cpio::entry(&mut archive, "bin/peer", 0o755, Some(script.as_bytes()));
+    with_libraries(&mut archive, "peer", &peer)?;
     appended(base, archive, &build_dir.join("guest/initrd-peer.cpio"))
+}
+
+/// A program and this machine's libraries for it in `/opt/NAME`, and what starts it in `/bin`.
+fn with_libraries(archive: &mut Vec<u8>, name: &str, program: &Path) -> Result<()> {
+    let dir = format!("opt/{name}");
+    cpio::entry(archive, &dir, 0o755, None);
+    cpio::entry(archive, &format!("{dir}/{name}"), 0o755, Some(&fs::read(program)?));
+    libraries(archive, &program.to_string_lossy(), &dir)?;
+    let start = format!("exec /{dir}/ld.so --library-path /{dir} /{dir}/{name} \"$@\"");
+    let script = format!("#!/bin/sh\n{start}\n");
+    cpio::entry(archive, &format!("bin/{name}"), 0o755, Some(script.as_bytes()));
+    Ok(())
 }
 
 /// This machine's loader, as `ld.so`, and the libraries of a program.
@@ -211,6 +229,46 @@ pub fn with_agent(assets: &Assets) -> Result<PathBuf> {
     let mut archive = Vec::new();
     cpio::entry(&mut archive, "bin/hayate-agent", 0o755, Some(&fs::read(agent)?));
     appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-agent.cpio"))
+}
+
+/// A file of a guest.
+#[derive(Debug, Clone, Copy)]
+pub struct Extra<'a> {
+    /// Where, from the root, in a folder that is there.
+    pub path: &'a str,
+    /// Its permissions.
+    pub mode: u32,
+    /// What it is.
+    pub data: &'a [u8],
+}
+
+/// The initramfs for containers, as a file of this name: with `pump`, the agent, and these files. Debugging
+/// information stays outside, it costs an emulated guest seconds of its boot.
+///
+/// # Errors
+/// When a program is not there.
+pub fn with_pods(assets: &Assets, extras: &[Extra<'_>], out: &Path) -> Result<PathBuf> {
+    let small = out.with_extension("programs");
+    fs::create_dir_all(&small)?;
+    let mut archive = Vec::new();
+    cpio::entry(&mut archive, "opt", 0o755, None);
+    for (name, program) in [("pump", pump()?), ("hayate-agent", agent_here()?)] {
+        let small = small.join(name);
+        run("strip", &["-g", "-o", &small.to_string_lossy(), &program.to_string_lossy()])?;
+        with_libraries(&mut archive, name, &small)?;
+    }
+    for extra in extras {
+        cpio::entry(&mut archive, extra.path, extra.mode, Some(extra.data));
+    }
+    appended(&assets.pods, archive, out)
+}
+
+/// The agent: `$HAYATE_AGENT_BIN`, or the one beside this program.
+fn agent_here() -> Result<PathBuf> {
+    match std::env::var_os("HAYATE_AGENT_BIN") {
+        Some(_) => agent(),
+        None => program("hayate-agent").or_else(|_| agent()),
+    }
 }
 
 /// The initramfs with the agent and the CNI plugin as guests get them (`$HAYATE_CNI_STATIC`, or what `make agent`
