@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent demo test e2e-vf budget lint bench bench-quick bench-disk fuzz docs clean
+.PHONY: help setup build agent demo test e2e-vf budget lint bench bench-quick bench-disk bench-vf fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -37,6 +37,10 @@ bench: build ## all tables beside dpdk-testpmd, OVS-DPDK and qemu-storage-daemon
 
 bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options
 	target/release/hayate bench --quick --out $(BUILD_DIR)/bench $(BENCH)
+
+bench-vf: setup build ## pods of a QEMU guest, with virtual VFs and behind a bridge of the guest, in nine minutes, into build/bench-vf/
+	$(CARGO) build --release -p e2e --bins
+	target/release/hayate bench --cells vf --rounds 7 --out $(BUILD_DIR)/bench-vf $(BENCH)
 
 bench-disk: build ## disks in memory beside qemu-storage-daemon and fio, the headline in two minutes, into build/bench-disk/
 	target/release/hayate bench --cells disk,disk-idle --quick --out $(BUILD_DIR)/bench-disk $(BENCH)

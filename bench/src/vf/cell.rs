@@ -59,11 +59,13 @@ pub enum Task {
     Receive,
     /// Requests from outside that pods answer, one at a time for each pod.
     Trips,
+    /// The same, while the outside sends to another pod what the policy refuses.
+    Refused,
 }
 
 impl Task {
     /// All of them.
-    pub const ALL: [Task; 3] = [Task::Send, Task::Receive, Task::Trips];
+    pub const ALL: [Task; 4] = [Task::Send, Task::Receive, Task::Trips, Task::Refused];
 }
 
 /// One cell: everything that is the same for all ways.
@@ -81,6 +83,8 @@ pub const PODS: u16 = 4;
 pub const BULK: u32 = 1472;
 /// Bytes of a request and of its answer.
 pub const TRIP: u32 = 64;
+/// Datagrams a second that are refused in [`Task::Refused`], each of [`BULK`] bytes.
+pub const REFUSED: u32 = 10_000;
 
 /// The cells of the tables.
 #[must_use]
@@ -89,7 +93,11 @@ pub fn cells(tables: &[Table], quick: bool) -> Vec<Cell> {
         return Vec::new();
     }
     let pods: &[u16] = if quick { &[1, PODS] } else { &[1, 2, PODS] };
-    let of = |task| pods.iter().map(move |&pods| Cell { task, pods });
+    let of = |task| {
+        // The last pod is not asked in it.
+        let some = pods.iter().filter(move |&&pods| task != Task::Refused || pods == 1);
+        some.map(move |&pods| Cell { task, pods })
+    };
     Task::ALL.into_iter().flat_map(of).collect()
 }
 
@@ -110,6 +118,7 @@ impl Cell {
             Task::Send => "pods send",
             Task::Receive => "pods receive",
             Task::Trips => "round trips",
+            Task::Refused => "trips, refusing",
         }
     }
 }
@@ -121,7 +130,7 @@ mod tests {
     #[test]
     fn a_table_has_all_tasks() {
         assert!(cells(&[], false).is_empty());
-        assert_eq!(cells(&[Table::Vf], false).len(), 9);
-        assert_eq!(cells(&[Table::Vf], true).len(), 6);
+        assert_eq!(cells(&[Table::Vf], false).len(), 10);
+        assert_eq!(cells(&[Table::Vf], true).len(), 7);
     }
 }

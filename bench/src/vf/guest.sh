@@ -2,11 +2,12 @@
 # pods: makes the three kinds of pods of `hayate bench --cells vf` in the guest.  A card is named by its MAC address.
 #
 #   pods bridge CARD PODS     pods with veth on a bridge, routed and filtered by the guest; rules: /etc/pods.rules
-#   pods vf PF PODS CARD...   pods with a virtual VF each
+#   pods vf PF PODS CARD...   pods with a virtual VF each; rules, for the host: /etc/pods.flows
 #   pods port CARD PODS       processes beside one another on a card
 #
 # Outside is 10.66.0.1.  Pods on the bridge are 10.77.0.10 and on, those with VFs 10.66.0.10 and on, the card by itself is
-# 10.66.0.3.  In each of them a process serves UDP port 7000; of those on one card, 7000 and on.
+# 10.66.0.3.  In each of them a process serves UDP port 7000; of those on one card, 7000 and on.  Pods that have a policy
+# serve port 9, too, which it allows nobody.
 set -e
 
 # The interface with a MAC address, which may come late.
@@ -19,7 +20,13 @@ card() {
     echo "no interface has the address $1" >&2
     return 1
 }
-# inside NAMESPACE PORT: a process that serves
+# The device of the guest channel.
+channel() {
+    for v in /sys/class/virtio-ports/*; do
+        [ "$(cat "$v/name")" != org.hayate.0 ] || echo "/dev/${v##*/}"
+    done
+}
+# serve NAMESPACE PORT: a process that serves
 serve() {
     ip -n "$1" link set lo up
     ip netns exec "$1" pump serve "$2" >"/tmp/$1.$2" 2>&1 </dev/null &
@@ -45,14 +52,15 @@ bridge)
         ip -n $n link set eth0 up
         ip -n $n route add default via 10.77.0.1
         serve $n 7000
+        serve $n 9
     done
     iptables-legacy-restore /etc/pods.rules
     iptables-legacy-save | grep -c '^-A'
     ;;
 vf)
-    d=$(card "$first")
-    ip link set "$d" up
-    echo "$pods" >"/sys/class/net/$d/device/../sriov_numvfs"
+    d0=$(card "$first")
+    ip link set "$d0" up
+    echo "$pods" >"/sys/class/net/$d0/device/../sriov_numvfs"
     p=1
     for c; do
         n=vf$p d=$(card "$c")
@@ -61,8 +69,16 @@ vf)
         ip -n $n addr add 10.66.0.$((9 + p))/24 dev eth0
         ip -n $n link set eth0 up
         serve $n 7000
+        serve $n 9
         p=$((p + 1))
     done
+    hayate-agent run --channel "$(channel)" >/tmp/agent 2>&1 </dev/null &
+    for _ in $(seq 30); do
+        hayate-agent flow replace "$d0" /etc/pods.flows 2>/tmp/flows && exit
+        sleep 0.2
+    done
+    cat /tmp/flows /tmp/agent
+    exit 1
     ;;
 port)
     d=$(card "$first")

@@ -19,7 +19,7 @@ use e2e::netns::Netns;
 use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::cell::{BULK, Cell, PODS, TRIP, Task, Way};
+use super::cell::{BULK, Cell, PODS, REFUSED, TRIP, Task, Way};
 use super::policy;
 use super::report::{Sample, Trips};
 use crate::options::Options;
@@ -191,6 +191,14 @@ impl Lab {
                 }
             }
         }
+        for way in [Way::Bridge, Way::Vf] {
+            let address = peer(way, 0);
+            let address = address.split(':').next().unwrap_or_default();
+            let what = format!("trips {TRIP} 0 {address}:{}", policy::REFUSED);
+            if self.outside(&format!("timeout 1 {} {what}", self.pump_here())).is_ok() {
+                return Err(format!("{}: the policy is not enforced", way.as_str()));
+            }
+        }
         Ok(())
     }
 
@@ -219,6 +227,7 @@ impl Lab {
             Task::Trips => {
                 trips(&self.pump(&format!("trips {TRIP} {TRIPPING}"), way, cell.pods)?)?
             }
+            Task::Refused => trips(&self.pump_refused(way, cell.pods)?)?,
         };
         let seconds = start.elapsed().as_secs_f64();
         let (after, now) = (self.used()?, self.host.notifications()?);
@@ -241,19 +250,43 @@ impl Lab {
 
     /// Runs `pump` outside, for the first so many pods of a kind.
     fn pump(&mut self, what: &str, way: Way, pods: u16) -> Result<String, String> {
-        let peer = |pod| match way {
-            Way::Bridge => format!("{}:{}", policy::on_bridge(pod), policy::PORT),
-            Way::Vf => format!("{}:{}", policy::on_vf(pod), policy::PORT),
-            Way::Port => format!("10.66.0.3:{}", policy::PORT + pod),
-        };
-        let peers: Vec<String> = (0..pods).map(peer).collect();
-        let (switch, pump) = (self.switch, self.pump.display());
-        let command = format!("exec taskset -c {switch} {pump} {what} {}", peers.join(" "));
-        let done = self.outside.try_sh(&command, LIMIT).map_err(|error| error.to_string())?;
+        let peers: Vec<String> = (0..pods).map(|pod| peer(way, pod)).collect();
+        self.outside(&format!("exec {} {what} {}", self.pump_here(), peers.join(" ")))
+    }
+
+    /// Round trips, while another pod is sent what the policy refuses.
+    fn pump_refused(&mut self, way: Way, pods: u16) -> Result<String, String> {
+        let (pump, last) = (self.pump_here(), peer(way, PODS - 1));
+        let refused = last.split(':').next().unwrap_or_default();
+        let time = TRIPPING + 1_000;
+        let flood = format!("{pump} flood {BULK} {time} {REFUSED} {refused}:{}", policy::REFUSED);
+        let peers: Vec<String> = (0..pods).map(|pod| peer(way, pod)).collect();
+        let trips = format!("{pump} trips {TRIP} {TRIPPING} {}", peers.join(" "));
+        self.outside(&format!(
+            "{flood} >/dev/null & sleep 0.5; {trips}; status=$?; wait; exit $status"
+        ))
+    }
+
+    fn pump_here(&self) -> String {
+        format!("taskset -c {} {}", self.switch, self.pump.display())
+    }
+
+    /// Runs a command outside.
+    fn outside(&mut self, command: &str) -> Result<String, String> {
+        let done = self.outside.try_sh(command, LIMIT).map_err(|error| error.to_string())?;
         match done.status.success() {
             true => Ok(done.out),
             false => Err(format!("{}{}", done.out, done.err).trim().to_owned()),
         }
+    }
+}
+
+/// Where a pod serves.
+fn peer(way: Way, pod: u16) -> String {
+    match way {
+        Way::Bridge => format!("{}:{}", policy::on_bridge(pod), policy::PORT),
+        Way::Vf => format!("{}:{}", policy::on_vf(pod), policy::PORT),
+        Way::Port => format!("10.66.0.3:{}", policy::PORT + pod),
     }
 }
 

@@ -13,6 +13,8 @@ use super::cell::PODS;
 
 /// The port that pods serve.
 pub const PORT: u16 = 7000;
+/// A port that nobody may talk to.
+pub const REFUSED: u16 = 9;
 /// Peers that may be talked to: the one outside, and others that are not there.
 const PEERS: u16 = 8;
 /// Services of the cluster, each with two pods elsewhere. Only the first packet of a connection looks for one.
@@ -116,7 +118,7 @@ fn filter(text: &mut String) -> std::fmt::Result {
             format!("-d {own} -m addrtype --src-type LOCAL -j ACCEPT"),
             format!("-d {own} -j KUBE-NWPLCY-IN-{pod}"),
             format!("-s {own} -j KUBE-NWPLCY-OUT-{pod}"),
-            "-m mark ! --mark 0x10000/0x10000 -j REJECT".to_owned(),
+            "-m mark ! --mark 0x10000/0x10000 -j DROP".to_owned(),
             "-j MARK --set-xmark 0x0/0x10000".to_owned(),
             "-j MARK --set-xmark 0x20000/0x20000".to_owned(),
         ] {
@@ -155,7 +157,7 @@ fn flows_of(pod: u16) -> Vec<String> {
     let mut lines = Vec::new();
     for (direction, default) in ["to", "from"].map(|it| (it, format!("default {vf} {it} drop"))) {
         let rule = |what: &str| format!("{vf} {direction} {what} accept");
-        lines.extend([default, rule("priority 200 state established"), rule("ethertype 0x0806")]);
+        lines.extend([default, rule("priority 200 state established"), rule("ethertype arp")]);
         for peer in peers() {
             lines.push(match direction {
                 "to" => rule(&format!("priority 100 proto udp src {peer} dst-port {PORT}")),

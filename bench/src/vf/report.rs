@@ -6,7 +6,7 @@ use std::fmt::Write;
 use plotters::style::RGBColor;
 use serde::{Deserialize, Serialize};
 
-use super::cell::{BULK, Cell, Task, Way};
+use super::cell::{BULK, Cell, REFUSED, Task, Way};
 use crate::report::figures::{Figure, Frame, Line, render};
 use crate::report::promises::{Bound, Found, line};
 use crate::report::tables::{median, spread};
@@ -231,6 +231,7 @@ pub(crate) fn write(text: &mut String, pods: &Pods) -> std::fmt::Result {
     }
     one_pod(text, pods)?;
     more_pods(text, pods)?;
+    refused(text, pods)?;
     costs(text, pods)
 }
 
@@ -317,6 +318,27 @@ fn more_pods(text: &mut String, pods: &Pods) -> std::fmt::Result {
             let before = pods.ratio(Task::Trips, (n, way), (n, Way::Bridge), MAX);
             writeln!(text, "| {} | {} | {} | {} |", of(P50), of(MAX), short(before), theirs(2))?;
         }
+    }
+    writeln!(text)
+}
+
+fn refused(text: &mut String, pods: &Pods) -> std::fmt::Result {
+    writeln!(
+        text,
+        "### Round trips of a pod while others are sent what the policy refuses\n\n\
+         Not in the paper: at the same time outside sends {REFUSED} datagrams a second to a port of another pod that \
+         the policy allows nobody. *Ideal* has no policy: they reach the guest, where nobody listens.\n\n\
+         | | p50, µs | of before's | p99, µs | of before's | longest of a round, µs | of before's |\n\
+         |---|---|---|---|---|---|---|"
+    )?;
+    for way in Way::ALL {
+        write!(text, "| {} ", way.as_str())?;
+        for value in [P50, P99, MAX] {
+            let own = spread(pods.figure(Task::Refused, 1, way, value), 0);
+            let ratio = pods.ratio(Task::Refused, (1, way), (1, Way::Bridge), value);
+            write!(text, "| {own} | {} ", times(ratio))?;
+        }
+        writeln!(text, "|")?;
     }
     writeln!(text)
 }
@@ -439,7 +461,7 @@ mod tests {
                     let scale = 1.0 + f64::from(round) / 10.0;
                     let time = scale * f64::from(cell.pods) * 900.0 / times;
                     let trips = Trips { p50: time / 10.0, p99: time / 2.0, max: time };
-                    let bulk = cell.task != Task::Trips;
+                    let bulk = matches!(cell.task, Task::Send | Task::Receive);
                     Sample {
                         round,
                         rate: bulk.then_some(10_000.0 * times * scale),
@@ -505,7 +527,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_said() {
         let said: Vec<String> = everything().problems().collect();
-        assert_eq!(said, ["* ideal: a card, round trips, 4 pods: the guest ended"]);
+        assert_eq!(said, ["* ideal: a card, trips, refusing, 1 pod: the guest ended"]);
         let none = Pods { guest: None, rules: [0; 2], outcomes: Vec::new() };
         let mut text = String::new();
         write(&mut text, &none).unwrap();

@@ -80,15 +80,11 @@ fn ask(socket: &UdpSocket, message: Message) -> io::Result<Message> {
 /// One thread for each peer; what they return, in order.
 fn each<T: Send>(
     peers: &[SocketAddrV4],
-    work: impl Fn(usize, SocketAddrV4) -> io::Result<T> + Sync,
+    work: impl Fn(SocketAddrV4) -> io::Result<T> + Sync,
 ) -> io::Result<Vec<T>> {
     thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> = peers
-            .iter()
-            .enumerate()
-            .map(|(number, &peer)| scope.spawn(move || work(number, peer)))
-            .collect();
+        let threads: Vec<_> = peers.iter().map(|&peer| scope.spawn(move || work(peer))).collect();
         let ended = |thread: thread::ScopedJoinHandle<'_, io::Result<T>>| match thread.join() {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -112,7 +108,7 @@ struct Arrived {
 
 /// Has all peers send at the same time.
 pub(crate) fn send(size: usize, time: Duration, peers: &[SocketAddrV4]) -> io::Result<()> {
-    let found = each(peers, |_, peer| arrives(size, time, peer))?;
+    let found = each(peers, |peer| arrives(size, time, peer))?;
     let rates: Vec<f64> = found.iter().map(|one| one.rate).collect();
     let sum = |of: fn(&Arrived) -> u64| found.iter().map(of).sum::<u64>();
     say(&json!({
@@ -228,27 +224,12 @@ pub(crate) fn receive(
 /// Sends at a rate to all peers together, and asks what arrived.
 fn try_rate(size: usize, time: Duration, rate: f64, peers: &[SocketAddrV4]) -> io::Result<Trial> {
     let share = rate / peers.len() as f64;
-    let found = each(peers, |_, peer| {
+    let found = each(peers, |peer| {
         let socket = connect(peer)?;
         let run = run();
         ask(&socket, Message { kind: Kind::Trip, run, value: 0, more: 0 })?;
-        let mut buffer = [0; MAX];
-        let datagram = buffer.get_mut(..size).unwrap_or_default();
         let start = Instant::now();
-        let mut sent = 0_u64;
-        loop {
-            let elapsed = start.elapsed();
-            if elapsed >= time {
-                break;
-            }
-            let due = (share * elapsed.as_secs_f64()) as u64;
-            while sent < due {
-                Message { kind: Kind::Data, run, value: sent, more: 0 }.write(datagram);
-                socket.send(datagram)?;
-                sent += 1;
-            }
-            thread::sleep(TICK);
-        }
+        let sent = paced(&socket, size, time, (share, run))?;
         let rate = sent as f64 / start.elapsed().as_secs_f64();
         // What is still in queues arrives before the answer.
         let received = ask(&socket, Message { kind: Kind::Count, run, value: 0, more: 0 })?.value;
@@ -261,9 +242,47 @@ fn try_rate(size: usize, time: Duration, rate: f64, peers: &[SocketAddrV4]) -> i
     })
 }
 
+/// Sends at a rate; how many were sent.
+fn paced(
+    socket: &UdpSocket,
+    size: usize,
+    time: Duration,
+    (rate, run): (f64, u64),
+) -> io::Result<u64> {
+    let mut buffer = [0; MAX];
+    let datagram = buffer.get_mut(..size).unwrap_or_default();
+    let (start, mut sent) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        let due = (rate * start.elapsed().as_secs_f64()) as u64;
+        while sent < due {
+            Message { kind: Kind::Data, run, value: sent, more: 0 }.write(datagram);
+            match socket.send(datagram) {
+                // That nobody listens is no matter.
+                Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => return Err(e),
+                _ => sent += 1,
+            }
+        }
+        thread::sleep(TICK);
+    }
+    Ok(sent)
+}
+
+/// Sends at a rate to all peers together.
+pub(crate) fn flood(
+    size: usize,
+    time: Duration,
+    rate: f64,
+    peers: &[SocketAddrV4],
+) -> io::Result<()> {
+    let share = rate / peers.len() as f64;
+    let sent = each(peers, |_, peer| paced(&connect(peer)?, size, time, (share, run())))?;
+    say(&json!({ "sent": sent.iter().sum::<u64>() }));
+    Ok(())
+}
+
 /// Requests, one in flight for each peer.
 pub(crate) fn trips(size: usize, time: Duration, peers: &[SocketAddrV4]) -> io::Result<()> {
-    let found = each(peers, |_, peer| {
+    let found = each(peers, |peer| {
         let socket = connect(peer)?;
         let run = run();
         ask(&socket, Message { kind: Kind::Trip, run, value: 0, more: 0 })?;

@@ -7,6 +7,7 @@
 //! pump receive SIZE MILLISECONDS START PEER...      the highest rate at which the peers receive all, looked for from
 //!                                                   START datagrams a second on
 //! pump trips SIZE MILLISECONDS PEER...              requests, one at a time for each peer
+//! pump flood SIZE MILLISECONDS RATE PEER...         sends so many a second, whether anybody receives them or not
 //! ```
 //!
 //! PEER is ADDRESS:PORT. What was found is printed as one line of JSON.
@@ -34,6 +35,8 @@ fn main() -> ExitCode {
         }
         ["receive", size, time, start, peers @ ..] => load(size, time, peers)
             .and_then(|(size, time, peers)| client::receive(size, time, number(start)?, &peers)),
+        ["flood", size, time, rate, peers @ ..] => load(size, time, peers)
+            .and_then(|(size, time, peers)| client::flood(size, time, number(rate)?, &peers)),
         ["trips", size, time, peers @ ..] => load(size, time, peers)
             .and_then(|(size, time, peers)| client::trips(size, time, &peers)),
         _ => Err(bad("usage: see the top of pump/main.rs")),
