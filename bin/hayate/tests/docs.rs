@@ -21,7 +21,7 @@ const NOT_RUN: [(&str, &str, usize); 9] = [
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 4),
     ("guest", "is typed in a guest, or on another host", 15),
     ("download", "needs the Internet", 1),
-    ("bench", "needs two CPUs with nothing else to do", 12),
+    ("bench", "needs two CPUs with nothing else to do", 13),
     ("libvirt", "needs libvirtd and a domain", 1),
     ("service", "needs systemd", 1),
     ("engine", "needs a storage engine, which the tests `engines` start in the same way", 5),

@@ -275,7 +275,7 @@ pub(crate) fn flood(
     peers: &[SocketAddrV4],
 ) -> io::Result<()> {
     let share = rate / peers.len() as f64;
-    let sent = each(peers, |_, peer| paced(&connect(peer)?, size, time, (share, run())))?;
+    let sent = each(peers, |peer| paced(&connect(peer)?, size, time, (share, run())))?;
     say(&json!({ "sent": sent.iter().sum::<u64>() }));
     Ok(())
 }
