@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cell::{Cell, Way};
 use super::lab::Lab;
-use super::report::{Outcome, Pods, one_line};
+use super::report::{Outcome, Pods, Sample, one_line};
 use crate::options::Options;
 use crate::run::{BenchError, Progress};
+
+/// How often a turn is taken that others disturb.
+const TRIES: u32 = 3;
 
 /// What has been found so far of pods.
 pub struct Run<'a> {
@@ -68,10 +71,16 @@ impl<'a> Run<'a> {
             // Whoever is first has not always the same neighbour.
             let shift = round as usize % Way::ALL.len();
             for way in Way::ALL.into_iter().cycle().skip(shift).take(Way::ALL.len()) {
-                if self.interrupted.load(Ordering::Relaxed) {
+                if self.stopped() {
                     return Err(BenchError::Interrupted { out: self.options.out.clone() });
                 }
-                let taken = self.turn(lab, (&cell, way), round, progress);
+                let mut taken = self.turn(lab, (&cell, way), round, progress);
+                for _ in 1..TRIES {
+                    if taken.as_ref().is_ok_and(Sample::counts) || self.stopped() {
+                        break;
+                    }
+                    taken = self.turn(lab, (&cell, way), round, progress);
+                }
                 let found = match &taken {
                     Ok(sample) => one_line(sample),
                     Err(problem) => problem.lines().next().unwrap_or_default().to_owned(),
@@ -88,13 +97,17 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    fn stopped(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
     fn turn(
         &mut self,
         lab: &mut Option<Result<Lab, String>>,
         (cell, way): (&Cell, Way),
         round: u32,
         progress: &mut Progress,
-    ) -> Result<super::report::Sample, String> {
+    ) -> Result<Sample, String> {
         if let Some(Ok(there)) = lab
             && !there.alive()
         {
@@ -108,7 +121,9 @@ impl<'a> Run<'a> {
         (self.rules, self.about) = (lab.rules, Some(lab.about.clone()));
         let outcomes = self.outcomes.get(cell).into_iter().flatten();
         let mut mine = outcomes.filter(|outcome| outcome.way == way);
-        let before = mine.next().and_then(|outcome| outcome.samples.last()?.rate);
+        let counting =
+            |outcome: &Outcome| outcome.samples.iter().rfind(|sample| sample.counts())?.rate;
+        let before = mine.next().and_then(counting);
         lab.turn(cell, way, round, before)
     }
 }
