@@ -6,17 +6,17 @@ use api::channel::{CountedRule, FlowCount, FlowCursor, Flows, ListFlows, Refusal
 use api::rule::FlowRule;
 
 #[derive(Default)]
-pub struct Rules {
-    pub rules: BTreeMap<u64, FlowRule>,
+pub(crate) struct Rules {
+    pub(crate) rules: BTreeMap<u64, FlowRule>,
     parts: Vec<SetFlows>,
     /// Changes that were made.
-    pub changes: usize,
+    pub(crate) changes: usize,
     /// Requests of which they were made.
-    pub requests: usize,
+    pub(crate) requests: usize,
 }
 
 impl Rules {
-    pub fn set(&mut self, mut set: SetFlows) -> Result<(), Refusal> {
+    pub(crate) fn set(&mut self, mut set: SetFlows) -> Result<(), Refusal> {
         self.requests += 1;
         if let Some(part) = set.part {
             if part.number == 0 {
@@ -51,7 +51,7 @@ impl Rules {
     }
 
     /// 300 at a time.
-    pub fn list(&self, ListFlows { after, .. }: ListFlows) -> Flows {
+    pub(crate) fn list(&self, ListFlows { after, .. }: ListFlows) -> Flows {
         let rest = self.rules.iter().filter(|(id, _)| after < Some(FlowCursor::Rule(**id)));
         let count = FlowCount { packets: 3, bytes: 180, idle_ms: Some(5000) };
         let rules: Vec<CountedRule> =
