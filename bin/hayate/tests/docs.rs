@@ -15,11 +15,12 @@ use std::path::Path;
 use std::process::Command;
 
 /// Blocks that are not run here: reason, and how many there are in all.
-const NOT_RUN: [(&str, &str, usize); 9] = [
+const NOT_RUN: [(&str, &str, usize); 10] = [
     ("make", "the Makefile's verbs are run by those who build", 3),
     ("install", "writes to /usr/local", 1),
     ("qemu", "needs QEMU and a disk; the arguments are those of the end-to-end tests", 4),
     ("guest", "is typed in a guest, or on another host", 15),
+    ("cluster", "needs Kubernetes; the plugin's test `kubernetes` runs what the manifests run", 2),
     ("download", "needs the Internet", 1),
     ("bench", "needs two CPUs with nothing else to do", 13),
     ("libvirt", "needs libvirtd and a domain", 1),
