@@ -8,7 +8,8 @@ use super::process::run;
 
 /// Whether a package is there.
 fn installed(package: &str) -> bool {
-    Path::new("/var/lib/dpkg/info").join(format!("{package}.list")).exists()
+    let status = run(&["dpkg-query", "-W", "-f", "${db:Status-Status} ", package], &[]);
+    status.is_ok_and(|all| all.split_whitespace().any(|one| one == "installed"))
 }
 
 /// Installs what is missing of these packages.
