@@ -49,8 +49,8 @@ pub(crate) fn rules(lab: &mut Lab) -> Result<String> {
     must_ping(&mut v1, &ip(0), 2, "")?;
 
     // Only what was asked for comes in: by the state of connections.
-    let file = "default vf0 to drop\nvf0 to id 1 ethertype arp accept\n\
-                vf0 to id 2 state established accept\n";
+    let file = r"default vf0 to drop\nvf0 to id 1 ethertype arp accept\n";
+    let file = [file, r"vf0 to id 2 state established accept\n"].concat();
     lab.guest(&format!("printf '{file}' | hayate-agent flow replace eth0 -"))?;
     must_not_ping(&mut v1, &ip(0))?;
     must_ping(&mut v0, OUTSIDE, 2, "")?;

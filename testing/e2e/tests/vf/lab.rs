@@ -238,6 +238,7 @@ fn start(hayate: &Hayate, vm: &str, options: &str) -> Result<Guest> {
     let printed =
         hayate.cli(&format!("vm qemu {vm} --qemu-version {} {options}", version.join(".")))?;
     let mut config = Config::new(vm);
+    config.initrd = Some(assets::with_agent(assets)?);
     config.more = printed.split_whitespace().map(String::from).collect();
     Guest::start(assets, hayate.dir(), config)
 }
