@@ -137,9 +137,18 @@ pub fn packets(lab: &mut Lab, packets: u32) -> Result<String> {
     let with = pass(lab, &all)?;
     let bypassed = lab.router.bypassed(&lab.hayate)? - before;
     let (mut forwarded, mut answers) = (0, 0);
+    let mut again = 0;
     for ((with, without), sent) in with.iter().zip(&without).zip(all.chunks(BATCH)) {
-        for (host, with, without) in [("A", &with[0], &without[0]), ("B", &with[1], &without[1])] {
-            compare(host, with, without, sent)?;
+        if compare(with, without, sent).is_err() {
+            // A frame that a busy machine lost is not lost again.
+            lab.router.bypass(&lab.hayate, false)?;
+            let without = pass(lab, sent)?;
+            lab.router.bypass(&lab.hayate, true)?;
+            let with = pass(lab, sent)?;
+            for (with, without) in with.iter().zip(&without) {
+                compare(with, without, sent)?;
+            }
+            again += 1;
         }
         answers += without[0].values().sum::<u32>();
         forwarded += without[1].values().sum::<u32>();
@@ -151,13 +160,24 @@ pub fn packets(lab: &mut Lab, packets: u32) -> Result<String> {
         "only {bypassed} of {packets} went past the router"
     );
     ensure!(answers > packets / 50, "only {answers} answers");
+    ensure!(
+        again <= 2,
+        "{again} times something came with the bypass, or without, that never came again"
+    );
     Ok(format!(
         "{packets} packets: {forwarded} frames at B, {answers} answers at A, the same each time; \
-         {bypassed} went past the router"
+         {bypassed} went past the router; asked again {again} times"
     ))
 }
 
-fn compare(host: &str, with: &Came, without: &Came, sent: &[Sent]) -> Result<()> {
+fn compare(with: &[Came; 2], without: &[Came; 2], sent: &[Sent]) -> Result<()> {
+    for ((host, with), without) in ["A", "B"].into_iter().zip(with).zip(without) {
+        same(host, with, without, sent)?;
+    }
+    Ok(())
+}
+
+fn same(host: &str, with: &Came, without: &Came, sent: &[Sent]) -> Result<()> {
     let differ = |one: &Came, other: &Came| -> Vec<String> {
         let more = one.iter().filter(|(frame, count)| other.get(*frame) != Some(count));
         more.map(|(frame, count)| format!("{count} x {}", hex(frame))).collect()
