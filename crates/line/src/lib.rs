@@ -13,7 +13,6 @@
 
 mod pipe;
 pub mod rma;
-mod splice;
 mod wire;
 
 use std::io;
@@ -26,7 +25,7 @@ use rustix::net::sockopt;
 
 pub use pipe::Pipe;
 pub use rma::{INLINE, Rma};
-pub use wire::{LARGE, Stored, Wire, WireError};
+pub use wire::{LARGE, Wire, WireError};
 
 /// A peer whose machine is gone is given up after so long without a sign of it.
 const DEAD: Duration = Duration::from_secs(20);

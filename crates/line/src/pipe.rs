@@ -9,8 +9,6 @@ use std::sync::Arc;
 use guestmem::{Part, Segments};
 use rustls::Connection;
 
-use crate::splice::Splice;
-
 /// Guest memory is copied so much at a time to be encrypted.
 const CHUNK: usize = 16 << 10;
 
@@ -19,8 +17,6 @@ const CHUNK: usize = 16 << 10;
 pub struct Pipe {
     socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
-    /// What much data goes through without a copy, once there was any.
-    splice: Option<Splice>,
 }
 
 /// Memory is not there any more: what the kernel reports.
@@ -31,7 +27,7 @@ fn vanished() -> io::Error {
 impl Pipe {
     /// The socket must not block.
     pub fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
-        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new), splice: None }
+        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
     /// The descriptor, to wait for.
@@ -131,32 +127,6 @@ impl Pipe {
     pub fn send_file(&self, file: &File, mut at: u64, bytes: u64) -> io::Result<usize> {
         let count = usize::try_from(bytes).unwrap_or(usize::MAX);
         Ok(rustix::fs::sendfile(&*self.socket, file, Some(&mut at), count)?)
-    }
-
-    /// Has what has arrived go to a file, if it [is plain](Pipe::is_plain). How much has arrived, of `bytes` at most
-    /// (0: the peer has ended), and whether it is in the file.
-    ///
-    /// # Errors
-    /// `WouldBlock`: nothing has.
-    pub fn receive_file(
-        &mut self,
-        file: &File,
-        at: u64,
-        bytes: u64,
-    ) -> io::Result<(usize, io::Result<()>)> {
-        let splice = match self.splice.take() {
-            Some(splice) => splice,
-            None => Splice::new()?,
-        };
-        let taken = splice.take(self.socket.as_fd(), bytes);
-        let Ok(count) = taken else {
-            self.splice = Some(splice);
-            return taken.map(|count| (count, Ok(())));
-        };
-        let stored = splice.store(file, at, count);
-        // What could not be stored goes with its pipe.
-        self.splice = stored.is_ok().then_some(splice);
-        Ok((count, stored))
     }
 
     /// Sends what was encrypted.

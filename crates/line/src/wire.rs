@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guestmem::{Part, Segments};
@@ -20,7 +19,7 @@ const INPUT: usize = MAX_CONTROL as usize + frame::HEADER;
 const AHEAD: usize = 512;
 /// That is much data for one frame.
 const MUCH: u64 = 32 << 10;
-/// Data from so many bytes on goes without a copy where it can: below, the copy costs less.
+/// Data of a file from so many bytes on is worth a system call of its own.
 pub const LARGE: u64 = 64 << 10;
 /// Frames that are collected before memory for more is taken.
 const OUTPUT: usize = 4096;
@@ -103,17 +102,6 @@ impl Out {
             }
         }
     }
-}
-
-/// What became of data that was to go to a file.
-#[derive(Debug)]
-pub enum Stored {
-    /// All of it is there.
-    All,
-    /// All of it that has arrived.
-    Some,
-    /// It could not be written. What is left is to be [skipped](Wire::skip).
-    Failed(io::Error),
 }
 
 /// Why a connection cannot go on.
@@ -235,58 +223,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Has data of the frame that was taken last go to a file, from `at` on, if the pipe [is plain](Pipe::is_plain);
-    /// `at` and `left` go on with it.
-    ///
-    /// # Errors
-    /// The connection cannot go on.
-    pub fn data_to(
-        &mut self,
-        file: &File,
-        at: &mut u64,
-        left: &mut u64,
-    ) -> Result<Stored, WireError> {
-        while *left > 0 {
-            let ahead = self.input.get(self.start..self.end).unwrap_or_default();
-            let ahead = ahead.get(..*left as usize).unwrap_or(ahead);
-            if !ahead.is_empty() {
-                match file.write_at(ahead, *at) {
-                    Ok(0) => return Ok(Stored::Failed(io::ErrorKind::WriteZero.into())),
-                    Ok(count) => {
-                        self.start += count;
-                        *at += count as u64;
-                        *left -= count as u64;
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Ok(Stored::Failed(error)),
-                }
-                continue;
-            }
-            match self.pipe.receive_file(file, *at, *left) {
-                Ok((0, _)) => return Err(WireError::Closed),
-                Ok((count, stored)) => {
-                    self.heard = true;
-                    self.look = Look::Unknown;
-                    self.direct += count as u64;
-                    *at += count as u64;
-                    *left -= count as u64;
-                    if let Err(error) = stored {
-                        return Ok(Stored::Failed(error));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.look = Look::Empty;
-                    return Ok(Stored::Some);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(WireError::Io(error)),
-            }
-        }
-        self.much = std::mem::take(&mut self.direct) > MUCH;
-        Ok(Stored::All)
-    }
-
-    /// Whether data can go between the socket and a file by itself.
+    /// Whether data goes to the socket as it is.
     pub fn is_plain(&self) -> bool {
         self.pipe.is_plain()
     }

@@ -5,12 +5,12 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, Segments};
-use line::{Pipe, Stored, Wire, WireError};
+use line::{Pipe, Wire, WireError};
 use proptest::prelude::*;
 use remote::Status;
 use remote::frame::{self, Item};
@@ -156,43 +156,6 @@ fn a_file_that_ends_too_early_ends_the_connection() {
     );
 }
 
-/// What cannot be written is thrown away, and what comes behind it is found.
-#[test]
-fn data_that_a_file_does_not_take_is_skipped() {
-    let (mut wire, mut far) = pair();
-    let data = pattern(200_000);
-    let mut bytes = Vec::new();
-    frame::reply(&mut bytes, 1, Status::Ok, data.len() as u32);
-    bytes.extend(&data);
-    frame::ping(&mut bytes, 2);
-    let sender = std::thread::spawn(move || {
-        far.write_all(&bytes).unwrap();
-        far
-    });
-    while wire.item(reply).unwrap().is_none() {
-        wait(&wire);
-    }
-    let all = sys::memfd("line-test", 1 << 20, false).unwrap();
-    let path = format!("/proc/self/fd/{}", all.as_raw_fd());
-    let read_only = File::open(path).unwrap();
-    let (mut at, mut left) = (0, data.len() as u64);
-    let error = loop {
-        match wire.data_to(&read_only, &mut at, &mut left).unwrap() {
-            Stored::Failed(error) => break error,
-            Stored::Some => wait(&wire),
-            Stored::All => panic!("it was written"),
-        }
-    };
-    assert_eq!(error.raw_os_error(), Some(9));
-    while !wire.skip(&mut left).unwrap() {
-        wait(&wire);
-    }
-    while wire.item(ping).unwrap().is_none() {
-        wait(&wire);
-    }
-    drop(sender.join().unwrap());
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
@@ -201,7 +164,6 @@ proptest! {
     fn replies_arrive_whole(
         sizes in prop::collection::vec(prop_oneof![0..64u32, 4000..5000u32, 30_000..300_000u32], 1..12),
         piece in prop_oneof![16..600usize, 4096..100_000usize],
-        straight: bool,
     ) {
         let (mut wire, mut far) = pair();
         let byte = |tag: usize, at: usize| (tag * 7 + at * 13 + at / 251) as u8;
@@ -216,7 +178,6 @@ proptest! {
             far
         });
         let memory = memory(1 << 20);
-        let image = file(&[]);
         for (tag, &size) in sizes.iter().enumerate() {
             let head = loop {
                 if let Some(head) = wire.item(reply).unwrap() {
@@ -226,20 +187,11 @@ proptest! {
             };
             prop_assert_eq!(head, (tag as u64, size));
             let mut got = vec![0; size as usize];
-            if straight {
-                let (mut at, mut left) = (tag as u64, u64::from(size));
-                while !matches!(wire.data_to(&image, &mut at, &mut left).unwrap(), Stored::All) {
-                    wait(&wire);
-                }
-                prop_assert_eq!((at, left), (tag as u64 + u64::from(size), 0));
-                image.read_exact_at(&mut got, tag as u64).unwrap();
-            } else {
-                let mut missing = segments(&memory, size);
-                while !wire.data(&mut missing).unwrap() {
-                    wait(&wire);
-                }
-                segments(&memory, size).copy_to(&mut got);
+            let mut missing = segments(&memory, size);
+            while !wire.data(&mut missing).unwrap() {
+                wait(&wire);
             }
+            segments(&memory, size).copy_to(&mut got);
             prop_assert!(got.into_iter().eq(data(tag, size)), "data of reply {tag}");
         }
         drop(sender.join().unwrap());

@@ -11,7 +11,7 @@ use disk::request::Range;
 use fabric::{Depth, Fabric, Registration, Remote, Rights};
 use guestmem::{Access, Segments};
 use line::rma::Fresh;
-use line::{LARGE, Rma, Stored, Wire, WireError};
+use line::{LARGE, Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, Item};
 use remote::{Buffer, MAX_DATA, Operation, Server, Status};
@@ -45,20 +45,10 @@ enum Line {
 /// Requests with their data, in a stream.
 struct Streamed {
     wire: Wire,
-    /// A write whose data is arriving, and where what of it is missing goes.
-    arriving: Option<(Box<Frame>, To)>,
+    /// A write whose data is arriving, and what of it is missing.
+    arriving: Option<(Box<Frame>, Segments)>,
     /// Reads whose data is being sent, by tag.
     sending: BTreeMap<u64, Box<Frame>>,
-}
-
-/// Where data goes.
-enum To {
-    /// The pool.
-    Pool(Segments),
-    /// The image, if it still is this frame's file: so many bytes.
-    File(u64),
-    /// Nowhere: it cannot be written.
-    Nowhere(u64),
 }
 
 /// Requests whose data is moved from and to the client's memory.
@@ -160,8 +150,8 @@ impl Connection {
         loop {
             let next = match &mut self.line {
                 Line::Wire(line) => {
-                    if line.arriving.is_some() {
-                        if !line.arrive(judge, &mut self.pool)? {
+                    if let Some((_, missing)) = &mut line.arriving {
+                        if !line.wire.data(missing)? {
                             return Ok(Popped::Nothing);
                         }
                         if let Some((frame, _)) = line.arriving.take() {
@@ -197,45 +187,28 @@ impl Connection {
                 reason: format!("too-much: {excess}"),
             };
             let may = self.server.begins(&request).map_err(excess)?;
-            let data = request.operation == Operation::Write;
+            let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
-            let straight = judge.straight.filter(|file| {
-                bytes >= LARGE && may.is_ok() && self.line.goes_straight() && {
-                    // What is short is found out before a reply begins.
-                    let end = request.offset.saturating_add(bytes);
-                    file.metadata().is_ok_and(|about| end <= about.len())
-                }
-            });
+            let straight =
+                judge.straight.filter(|file| may.is_ok() && self.line.sends(file, &request));
             let straight = straight.cloned();
-            let Some((loan, segments)) = self.pool.take(if straight.is_some() { 0 } else { bytes })
-            else {
-                return Err(no_memory());
+            let bytes = if straight.is_some() { 0 } else { bytes };
+            let Some((loan, data)) = self.pool.take(bytes) else {
+                // There is memory for all that the server lets begin.
+                return Err(Fault { vanished: false, reason: "no memory".to_owned() });
             };
-            let (refused, stored) = (may.err(), 0);
-            let frame = Frame {
-                tag,
-                request,
-                loan,
-                data: segments,
-                straight,
-                stored,
-                failed: None,
-                refused,
-            };
-            let frame = Box::new(frame);
+            let refused = may.err();
+            let frame = Box::new(Frame { tag, request, loan, data, straight, refused });
             match &mut self.line {
-                Line::Wire(line) if data => {
-                    let to = match frame.straight {
-                        Some(_) => To::File(bytes),
-                        None => To::Pool(frame.data.clone()),
-                    };
-                    line.arriving = Some((frame, to));
+                Line::Wire(line) if write => {
+                    let missing = frame.data.clone();
+                    line.arriving = Some((frame, missing));
                 }
-                Line::Rma(line) if data && frame.request.buffers.is_empty() => {
+                Line::Rma(line) if write && frame.request.buffers.is_empty() => {
                     line.rma.data(&frame.data)?;
                     return Ok(self.popped(frame, judge));
                 }
-                Line::Rma(line) if data && frame.refused.is_none() => {
+                Line::Rma(line) if write && frame.refused.is_none() => {
                     line.fetch(frame)?;
                     self.looks = 0;
                 }
@@ -294,28 +267,22 @@ impl Connection {
     }
 
     /// A request that is there with its data.
-    fn popped(&mut self, mut frame: Box<Frame>, judge: &Judge<'_>) -> Popped {
+    fn popped(&mut self, frame: Box<Frame>, judge: &Judge<'_>) -> Popped {
         self.looks = 0;
         if let Some(status) = frame.refused {
             self.answer(frame, status);
             return Popped::Answered;
         }
         let remote::Request { operation, stable, unmap, offset, length, .. } = frame.request;
-        let stored = frame.stored;
-        let error = frame.failed.take();
-        let transfer = |access| match (error, &frame.straight) {
-            (Some(error), _) => Work::Failed(error),
-            (None, Some(_)) => Work::Nothing,
-            (None, None) => {
-                Work::Transfer { access, offset: offset + stored, stable, tried: false }
-            }
-        };
+        let transfer = |access| Work::Transfer { access, offset, stable, tried: false };
         let clear = |zero| {
             let sectors = (length / SECTOR) as u32;
             let range = Range { sector: offset / SECTOR, sectors, unmap };
             Work::Clear { ranges: VecDeque::from([range]), zero, stable }
         };
         let (kind, work) = match operation {
+            // Nothing is moved before it is sent.
+            Operation::Read if frame.straight.is_some() => (Kind::Read, Work::Nothing),
             Operation::Read => (Kind::Read, transfer(Access::Read)),
             Operation::Write => (Kind::Write, transfer(Access::Write)),
             Operation::Flush => (Kind::Flush, Work::Sync),
@@ -399,51 +366,17 @@ impl Connection {
 }
 
 impl Line {
-    /// Whether data may go between it and a file by itself.
-    fn goes_straight(&self) -> bool {
-        matches!(self, Line::Wire(line) if line.wire.is_plain())
+    /// Whether it sends what a request reads from a file in memory, without a copy. What is short is found out
+    /// before a reply begins.
+    fn sends(&self, file: &File, request: &remote::Request) -> bool {
+        let Line::Wire(Streamed { wire, .. }) = self else { return false };
+        let remote::Request { operation, offset, length, .. } = *request;
+        let end = offset.saturating_add(length);
+        operation == Operation::Read
+            && length >= LARGE
+            && wire.is_plain()
+            && file.metadata().is_ok_and(|about| end <= about.len())
     }
-}
-
-impl Streamed {
-    /// Takes data of the write that is arriving; whether it is all there.
-    fn arrive(&mut self, judge: &Judge<'_>, pool: &mut Pool) -> Result<bool, Fault> {
-        let Some((frame, to)) = &mut self.arriving else { return Ok(true) };
-        loop {
-            match to {
-                To::Pool(missing) => return Ok(self.wire.data(missing)?),
-                To::Nowhere(left) => return Ok(self.wire.skip(left)?),
-                To::File(left) => {
-                    let same = |file: &&Arc<File>| {
-                        judge.straight.is_some_and(|now| Arc::ptr_eq(now, file))
-                    };
-                    let Some(file) = frame.straight.as_ref().filter(same) else {
-                        // The image is another one by now, and has what came before.
-                        let (loan, data) = pool.take(*left).ok_or_else(no_memory)?;
-                        *to = To::Pool(data.clone());
-                        (frame.loan, frame.data, frame.straight) = (loan, data, None);
-                        continue;
-                    };
-                    let mut at = frame.request.offset + frame.stored;
-                    let stored = self.wire.data_to(file, &mut at, left);
-                    frame.stored = at - frame.request.offset;
-                    match stored? {
-                        Stored::All => return Ok(true),
-                        Stored::Some => return Ok(false),
-                        Stored::Failed(error) => {
-                            frame.failed = Some(error);
-                            *to = To::Nowhere(*left);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// There is memory for all that the server lets begin.
-fn no_memory() -> Fault {
-    Fault { vanished: false, reason: "no memory".to_owned() }
 }
 
 impl Moved {

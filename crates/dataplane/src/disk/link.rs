@@ -106,7 +106,7 @@ fn ask(job: &Job) -> Option<Request> {
                 request(Operation::Discard, offset, length)
             })
         }
-        Work::Nothing | Work::Failed(_) => None,
+        Work::Nothing => None,
     }
 }
 

@@ -61,7 +61,7 @@ pub(super) struct Judge<'d> {
     pub(super) rules: &'d Rules,
     pub(super) queue: usize,
     pub(super) now: u64,
-    /// The image is this file in memory, to be read and written at once and as fast as can be.
+    /// The image is this file in memory, of which much is sent without a copy.
     pub(super) straight: Option<&'d Arc<File>>,
 }
 

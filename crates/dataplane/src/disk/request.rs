@@ -53,14 +53,11 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is, or what of it is not [straight](Frame::straight) in a file.
+    /// Where its data is, if it does not go [straight](Frame::straight).
     pub(super) loan: Loan,
     pub(super) data: Segments,
-    /// Its data goes between the connection and this file by itself.
+    /// Its data goes from this file to the connection by itself.
     pub(super) straight: Option<Arc<File>>,
-    /// Bytes of a write that are in the file, and why there are no more.
-    pub(super) stored: u64,
-    pub(super) failed: Option<io::Error>,
     /// It is not carried out, but answered with this.
     pub(super) refused: Option<Status>,
 }
@@ -84,8 +81,6 @@ pub(super) enum Work {
     Clear { ranges: VecDeque<Range>, zero: bool, stable: bool },
     /// Nothing: it has been done.
     Nothing,
-    /// Nothing: it cannot be done.
-    Failed(io::Error),
 }
 
 impl Work {
@@ -154,7 +149,7 @@ impl Work {
                 ranges.pop_front();
                 Ok(())
             }
-            Work::Nothing | Work::Failed(_) => Ok(()),
+            Work::Nothing => Ok(()),
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn step(job: &Job, image: &DiskImage) -> io::Result<u64> {
             Some(range) => clear(image, *range, *zero).map(|()| 0),
             None => Ok(0),
         },
-        (Work::Nothing | Work::Failed(_), _) => Ok(0),
+        (Work::Nothing, _) => Ok(0),
     }
 }
 

@@ -46,10 +46,6 @@ impl LiveDisk {
             let Job { segments, request } = &mut job;
             match &mut request.work {
                 Work::Nothing => return Some((job.request, Ok(()))),
-                Work::Failed(error) => {
-                    let error = std::mem::replace(error, io::ErrorKind::Other.into());
-                    return Some((job.request, Err(error)));
-                }
                 Work::Transfer { access, stable, .. } if segments.is_empty() => {
                     // A file was told with each write; of an image more than the bytes counts.
                     let sync = *stable

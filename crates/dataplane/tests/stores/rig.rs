@@ -47,9 +47,7 @@ impl Shelf {
         let file = if direct {
             tempfile::tempfile_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
         } else {
-            File::from(
-                memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap(),
-            )
+            File::from(memfd_create("image", MemfdFlags::CLOEXEC).unwrap())
         };
         file.set_len(SIZE).unwrap();
         Arc::new(Shelf {
