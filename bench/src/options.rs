@@ -247,7 +247,7 @@ mod tests {
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
         let pods = parse(&["--cells", "vf"]).unwrap();
-        assert_eq!((pods.chosen().len(), pods.pod_cells().len()), (0, 10));
+        assert_eq!((pods.chosen().len(), pods.pod_cells().len()), (0, 13));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();
         assert_eq!((quick.chosen().len(), quick.disk_cells().len()), (0, 8));
     }

@@ -30,7 +30,7 @@ pub(super) fn markdown(report: &Report, figures: &[String]) -> String {
         let _ = crate::disk::report::write(&mut text, disks);
     }
     if let Some(pods) = &report.pods {
-        let _ = crate::vf::report::write(&mut text, pods);
+        let _ = crate::vf::tables::write(&mut text, pods);
     }
     let _ = problems(&mut text, report);
     let _ = promises::write(&mut text, report, &rows);

@@ -57,6 +57,8 @@ pub enum Task {
     Send,
     /// Pods receive; the highest rate without loss counts.
     Receive,
+    /// The same, by programs that fetch what the kernel has put together (`UDP_GRO`, as QUIC servers do).
+    Gro,
     /// Requests from outside that pods answer, one at a time for each pod.
     Trips,
     /// The same, while the outside sends to another pod what the policy refuses.
@@ -65,7 +67,7 @@ pub enum Task {
 
 impl Task {
     /// All of them.
-    pub const ALL: [Task; 4] = [Task::Send, Task::Receive, Task::Trips, Task::Refused];
+    pub const ALL: [Task; 5] = [Task::Send, Task::Receive, Task::Gro, Task::Trips, Task::Refused];
 }
 
 /// One cell: everything that is the same for all ways.
@@ -79,12 +81,12 @@ pub struct Cell {
 
 /// Pods there are.
 pub const PODS: u16 = 4;
-/// Bytes of a datagram of [`Task::Send`] and [`Task::Receive`]: a full frame.
+/// Bytes of a datagram of [`Task::Send`], [`Task::Receive`] and [`Task::Gro`]: a full frame.
 pub const BULK: u32 = 1472;
 /// Bytes of a request and of its answer.
 pub const TRIP: u32 = 64;
 /// Datagrams a second that are refused in [`Task::Refused`], each of [`BULK`] bytes.
-pub const REFUSED: u32 = 10_000;
+pub const REFUSED: u32 = 20_000;
 
 /// The cells of the tables.
 #[must_use]
@@ -117,6 +119,7 @@ impl Cell {
         match self.task {
             Task::Send => "pods send",
             Task::Receive => "pods receive",
+            Task::Gro => "receive, GRO",
             Task::Trips => "round trips",
             Task::Refused => "trips, refusing",
         }
@@ -130,7 +133,7 @@ mod tests {
     #[test]
     fn a_table_has_all_tasks() {
         assert!(cells(&[], false).is_empty());
-        assert_eq!(cells(&[Table::Vf], false).len(), 10);
-        assert_eq!(cells(&[Table::Vf], true).len(), 7);
+        assert_eq!(cells(&[Table::Vf], false).len(), 13);
+        assert_eq!(cells(&[Table::Vf], true).len(), 9);
     }
 }

@@ -219,9 +219,10 @@ impl Lab {
         let start = std::time::Instant::now();
         let mut sample = match cell.task {
             Task::Send => bulk(&self.pump(&format!("send {BULK} {SENDING}"), way, cell.pods)?)?,
-            Task::Receive => {
+            Task::Receive | Task::Gro => {
                 let start = before.unwrap_or(START);
-                let what = format!("receive {BULK} {TRYING} {start:.0}");
+                let how = if cell.task == Task::Gro { "gro" } else { "receive" };
+                let what = format!("{how} {BULK} {TRYING} {start:.0}");
                 bulk(&self.pump(&what, way, cell.pods)?)?
             }
             Task::Trips => {
@@ -333,6 +334,7 @@ fn trips(text: &str) -> Result<Sample, String> {
         lost: u64,
         p50: Option<f64>,
         p99: Option<f64>,
+        p999: Option<f64>,
         max: Option<f64>,
     }
     let pods: Vec<One> =
@@ -343,10 +345,10 @@ fn trips(text: &str) -> Result<Sample, String> {
         let all = all?;
         Some(all.iter().sum::<f64>() / all.len() as f64)
     };
-    let found = match (mean(|pod| pod.p50), mean(|pod| pod.p99)) {
-        (Some(p50), Some(p99)) => {
+    let found = match (mean(|pod| pod.p50), mean(|pod| pod.p99), mean(|pod| pod.p999)) {
+        (Some(p50), Some(p99), Some(p999)) => {
             let max = pods.iter().filter_map(|pod| pod.max).fold(0.0, f64::max);
-            Some(Trips { p50, p99, max })
+            Some(Trips { p50, p99, p999, max })
         }
         _ => None,
     };
@@ -364,9 +366,9 @@ mod tests {
         let sample =
             bulk(r#"{"rates":[9.0],"sent":4,"received":4,"offered":40,"lost":3}"#).unwrap();
         assert_eq!((sample.datagrams, sample.lost), (40, 3));
-        let two = r#"[{"n":3,"lost":1,"p50":1.0,"p99":4.0,"max":9.0},{"n":2,"lost":0,"p50":3.0,"p99":6.0,"max":8.0}]"#;
+        let two = r#"[{"n":3,"lost":1,"p50":1.0,"p99":4.0,"p999":5.0,"max":9.0},{"n":2,"lost":0,"p50":3.0,"p99":6.0,"p999":7.0,"max":8.0}]"#;
         let sample = trips(two).unwrap();
-        assert_eq!(sample.trips, Some(Trips { p50: 2.0, p99: 5.0, max: 9.0 }));
+        assert_eq!(sample.trips, Some(Trips { p50: 2.0, p99: 5.0, p999: 6.0, max: 9.0 }));
         assert_eq!((sample.datagrams, sample.lost), (5, 1));
         assert!(trips("pump: no").unwrap_err().contains("pump: no"));
     }

@@ -17,6 +17,7 @@ mod lab;
 pub mod policy;
 pub(crate) mod report;
 pub mod run;
+pub(crate) mod tables;
 
 pub use cell::{Cell, Table, Task, Way};
 pub use report::Pods;

@@ -30,7 +30,8 @@ impl Accel {
     pub(crate) fn args(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            // The kernel copies and clears with loops of words then: emulated, `rep movsb` goes byte by byte.
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm"],
         }
     }
 }

@@ -182,13 +182,18 @@ struct Trial {
     received: u64,
 }
 
-/// Looks for the highest rate without loss.
+/// Looks for the highest rate without loss. `together`: peers fetch what their kernel has put together.
 pub(crate) fn receive(
     size: usize,
     time: Duration,
     start: f64,
+    together: bool,
     peers: &[SocketAddrV4],
 ) -> io::Result<()> {
+    each(peers, |peer| {
+        let value = together.into();
+        ask(&connect(peer)?, Message { kind: Kind::Together, run: run(), value, more: 0 })
+    })?;
     let (mut good, mut bad_rate): (Option<Trial>, Option<f64>) = (None, None);
     let mut rate = start;
     let (mut trials, mut offered, mut lost) = (0, 0, 0);
@@ -327,7 +332,7 @@ pub(crate) fn trips(size: usize, time: Duration, peers: &[SocketAddrV4]) -> io::
         };
         Ok(json!({
             "n": times.len(), "lost": lost,
-            "p50": at(0.5), "p99": at(0.99), "max": at(1.0),
+            "p50": at(0.5), "p99": at(0.99), "p999": at(0.999), "max": at(1.0),
         }))
     })?;
     say(&Value::Array(found));

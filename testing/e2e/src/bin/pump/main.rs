@@ -6,13 +6,14 @@
 //! pump send SIZE MILLISECONDS PEER...               has the peers send as much as goes
 //! pump receive SIZE MILLISECONDS START PEER...      the highest rate at which the peers receive all, looked for from
 //!                                                   START datagrams a second on
+//! pump gro SIZE MILLISECONDS START PEER...          the same; the peers fetch what the kernel has put together (UDP_GRO)
 //! pump trips SIZE MILLISECONDS PEER...              requests, one at a time for each peer
 //! pump flood SIZE MILLISECONDS RATE PEER...         sends so many a second, whether anybody receives them or not
 //! ```
 //!
 //! PEER is ADDRESS:PORT. What was found is printed as one line of JSON.
 //!
-//! Datagrams are sent and received one a call, with blocking sockets. Everything is lost at times but data is asked for
+//! Datagrams are sent and (but for `gro`) received one a call, with blocking sockets. Everything is lost at times but data is asked for
 //! again; a peer that does not answer for five seconds is an error.
 #![expect(clippy::print_stdout, reason = "its result is what it prints")]
 
@@ -33,8 +34,10 @@ fn main() -> ExitCode {
         ["send", size, time, peers @ ..] => {
             load(size, time, peers).and_then(|(size, time, peers)| client::send(size, time, &peers))
         }
-        ["receive", size, time, start, peers @ ..] => load(size, time, peers)
-            .and_then(|(size, time, peers)| client::receive(size, time, number(start)?, &peers)),
+        [how @ ("receive" | "gro"), size, time, start, peers @ ..] => load(size, time, peers)
+            .and_then(|(size, time, peers)| {
+                client::receive(size, time, number(start)?, *how == "gro", &peers)
+            }),
         ["flood", size, time, rate, peers @ ..] => load(size, time, peers)
             .and_then(|(size, time, peers)| client::flood(size, time, number(rate)?, &peers)),
         ["trips", size, time, peers @ ..] => load(size, time, peers)

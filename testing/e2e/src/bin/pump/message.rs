@@ -26,6 +26,9 @@ pub(crate) enum Kind {
     Send = 4,
     /// So many were sent: `value`.
     Sent = 5,
+    /// Fetch datagrams that the kernel has put together (`UDP_GRO`), if `value` is 1, or each by itself, if it is 0.
+    /// Answered by the same.
+    Together = 6,
 }
 
 /// A message.
@@ -53,6 +56,7 @@ impl Message {
             3 => Kind::Trip,
             4 => Kind::Send,
             5 => Kind::Sent,
+            6 => Kind::Together,
             _ => return None,
         };
         Some(Message { kind, run: word()?, value: word()?, more: word()? })
@@ -89,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_message_comes_back_as_it_was() {
-        for kind in [Kind::Data, Kind::Count, Kind::Trip, Kind::Send, Kind::Sent] {
+        for kind in [Kind::Data, Kind::Count, Kind::Trip, Kind::Send, Kind::Sent, Kind::Together] {
             let message = Message { kind, run: u64::MAX - 1, value: 7, more: 1 << 40 };
             assert_eq!(Message::read(&message.bytes()), Some(message));
         }

@@ -1,50 +1,90 @@
 //! The side in the guest. One thread; while it sends it does not receive.
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, IoSliceMut};
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
+
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, setsockopt, sockopt};
 
 use crate::message::{Kind, MAX, Message, socket};
 
 /// How often the clock is looked at while sending.
 const LOOK: u64 = 8;
 
+/// Bytes of what is fetched at once: datagrams of one sender that the kernel has put together.
+const TOGETHER: usize = 1 << 16;
+
 /// Serves until the process is ended.
 pub(crate) fn serve(port: u16) -> io::Result<()> {
-    let socket = socket(port)?;
-    let mut buffer = [0; MAX];
-    // Of the run that is going on: its number, and how many have arrived.
-    let (mut run, mut count) = (0, 0_u64);
-    // That of the last that was sent, and how many.
-    let mut sent = (0, 0);
+    let mut server = Server { socket: socket(port)?, run: 0, count: 0, sent: (0, 0) };
+    let mut buffer = vec![0; TOGETHER];
     loop {
-        let (n, from) = socket.recv_from(&mut buffer)?;
-        let Some(message) = buffer.get(..n).and_then(Message::read) else { continue };
-        if message.kind == Kind::Data {
-            if message.run != run {
-                (run, count) = (message.run, 0);
-            }
-            count += 1;
-            continue;
+        let (n, size, from) = fetch(&server.socket, &mut buffer)?;
+        let fetched = buffer.get_mut(..n).unwrap_or_default();
+        for datagram in fetched.chunks_mut(size.clamp(1, TOGETHER)) {
+            server.hear(datagram, from)?;
         }
+    }
+}
+
+/// Waits for datagrams: how many bytes, of how many each, and from whom.
+fn fetch(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, usize, SocketAddr)> {
+    let mut room = nix::cmsg_space!(i32);
+    let mut to = [IoSliceMut::new(buffer)];
+    let fd = socket.as_raw_fd();
+    let heard = recvmsg::<SockaddrIn>(fd, &mut to, Some(&mut room), MsgFlags::empty())?;
+    let n = heard.bytes;
+    let size = heard.cmsgs()?.find_map(|said| match said {
+        ControlMessageOwned::UdpGroSegments(size) => usize::try_from(size).ok(),
+        _ => None,
+    });
+    let from = heard.address.ok_or_else(|| io::Error::other("a datagram of nobody"))?;
+    Ok((n, size.unwrap_or(n), SocketAddrV4::from(from).into()))
+}
+
+struct Server {
+    socket: UdpSocket,
+    /// The run that is going on, and how much of it has arrived.
+    run: u64,
+    count: u64,
+    /// The run that was sent last, and how much.
+    sent: (u64, u64),
+}
+
+impl Server {
+    /// Does what a datagram asks for.
+    fn hear(&mut self, datagram: &mut [u8], from: SocketAddr) -> io::Result<()> {
+        let Some(message) = Message::read(datagram) else { return Ok(()) };
         match message.kind {
+            Kind::Data => {
+                if message.run != self.run {
+                    (self.run, self.count) = (message.run, 0);
+                }
+                self.count += 1;
+                return Ok(());
+            }
             Kind::Trip => {}
             Kind::Count => {
-                let value = if message.run == run { count } else { 0 };
-                Message { value, ..message }.write(&mut buffer);
+                let value = if message.run == self.run { self.count } else { 0 };
+                Message { value, ..message }.write(datagram);
             }
-            Kind::Send if message.run != sent.0 => {
-                socket.send_to(buffer.get(..n).unwrap_or_default(), from)?;
-                sent = (message.run, send(&message, from)?);
-                continue;
+            Kind::Together => {
+                setsockopt(&self.socket, sockopt::UdpGroSegment, &(message.value == 1))?;
             }
-            Kind::Sent if message.run == sent.0 => {
-                Message { value: sent.1, ..message }.write(&mut buffer);
+            Kind::Send if message.run != self.sent.0 => {
+                self.socket.send_to(datagram, from)?;
+                self.sent = (message.run, send(&message, from)?);
+                return Ok(());
+            }
+            Kind::Sent if message.run == self.sent.0 => {
+                Message { value: self.sent.1, ..message }.write(datagram);
             }
             // It was heard twice.
-            _ => continue,
+            _ => return Ok(()),
         }
-        socket.send_to(buffer.get(..n).unwrap_or_default(), from)?;
+        self.socket.send_to(datagram, from)?;
+        Ok(())
     }
 }
 
