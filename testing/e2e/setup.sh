@@ -9,12 +9,13 @@
 #   5. A disk that boots: GRUB, the kernel, and the same programs with fio.
 #   6. A second kernel, which has RDMA, unlike the one for clouds, and an initramfs for it.
 #   7. An initramfs with what containers on a bridge need: veth, bridge, iptables.
+#   8. cnitool, with which the CNI project runs plugins. Debian has none: Go builds it, from modules it fetches itself.
 #
-# 2 to 7 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+# 2 to 8 install nothing on the machine: packages are fetched with a private apt state from the archive that the
 # machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
 # The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=,
-# PODS_INITRD=.
+# PODS_INITRD=, CNITOOL= (nothing when it could not be built: where modules of Go cannot be fetched, the rest still runs).
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
@@ -141,6 +142,28 @@ if ! stamp "$g/pods-initrd.stamp" "$want"; then
     echo "$want" > "$g/pods-initrd.stamp"
 fi
 
+# --- 8. cnitool ------------------------------------------------------------------------------------------------------
+cnitool=$g/cnitool/cnitool
+want="cnitool $GUEST_SUITES $(sum "$here/scripts/debs.sh" "$here/scripts/cnitool.sh" "$here/scripts/cnitool.sum")"
+if ! stamp "$g/cnitool/.stamp" "$want"; then
+    rm -f "$cnitool"
+    # A machine that has failed is asked again in an hour, not by each of the tests.
+    if [ -z "$(find "$g/cnitool.failed" -mmin -60 2>/dev/null)" ]; then
+        say "building cnitool with Go"
+        if "$here/scripts/cnitool.sh" "$g/cnitool" "$g/cnitool.work" "$GUEST_SUITES"; then
+            echo "$want" > "$g/cnitool/.stamp"
+            rm -f "$g/cnitool.failed"
+            say "$(sed -n '1s/^\(\S* \S*\).*/\1/p' "$here/scripts/cnitool.sum")"
+        else
+            touch "$g/cnitool.failed"
+        fi
+    fi
+    if ! [ -e "$cnitool" ]; then
+        cnitool=
+        say "no cnitool, tests with it are left out; what is wrong is said above. To try again: rm $g/cnitool.failed" >&2
+    fi
+fi
+
 rm -rf "$BUILD_DIR/apt"
 cat > "$g/env.new" <<E
 QEMU=$qemu
@@ -151,5 +174,6 @@ DISK=$g/disk.raw
 RDMA_KERNEL=$g/rdma/vmlinux
 RDMA_INITRD=$g/rdma-initrd.cpio
 PODS_INITRD=$g/pods-initrd.cpio
+CNITOOL=$cnitool
 E
 mv "$g/env.new" "$g/env"

@@ -38,6 +38,9 @@ pub struct Settings {
     /// The VLAN its frames are in, 0 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
+    /// The priority in that VLAN's tags, 0 to 7.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qos: Option<u8>,
     /// Are frames from other addresses dropped?
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spoofchk: Option<bool>,
@@ -76,6 +79,8 @@ impl Settings {
         Self {
             mac: self.mac.as_ref().and(before.mac.clone()),
             vlan: self.vlan.and(Some(before.vlan.unwrap_or(0))),
+            // It goes with a VLAN. Another one has none of before.
+            qos: self.vlan.and(before.qos).filter(|_| before.vlan.unwrap_or(0) != 0),
             spoofchk: self.spoofchk.and(Some(before.spoofchk.unwrap_or(false))),
             trust: self.trust.and(Some(before.trust.unwrap_or(false))),
             rate: self.rate.and(Some(before.rate.unwrap_or(0))),
@@ -90,6 +95,7 @@ impl Settings {
         }
         held(self.mac.as_ref(), now.mac.as_ref())
             && held(self.vlan.as_ref(), now.vlan.as_ref())
+            && held(self.qos.as_ref(), now.qos.as_ref())
             && held(self.spoofchk.as_ref(), now.spoofchk.as_ref())
             && held(self.trust.as_ref(), now.trust.as_ref())
             && held(self.rate.as_ref(), now.rate.as_ref())

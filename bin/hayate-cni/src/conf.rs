@@ -82,7 +82,7 @@ pub struct Conf {
     /// What the plugins before this one answered, or all did when the container was added.
     pub previous: Option<Value>,
     /// Attachments that are not stale.
-    pub valid: Option<Vec<Valid>>,
+    pub valid: Vec<Valid>,
     /// All of it, as plugins that are asked next get it.
     pub raw: Vec<u8>,
 }
@@ -128,6 +128,9 @@ struct Written {
     args: WrittenArgs,
     #[serde(rename = "cni.dev/valid-attachments")]
     valid: Option<Vec<Valid>>,
+    /// The name that the specification had for it at first.
+    #[serde(rename = "cni.dev/attachments")]
+    attachments: Option<Vec<Valid>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -278,8 +281,9 @@ impl Written {
             .map(|text| text.parse().map_err(|_| config("ips", text, "no address with a prefix")))
             .collect();
         let ips = ips?;
-        let listed = self.valid.as_ref().map_or(0, Vec::len);
-        if ips.len() > MANY || listed > MANY || self.routes.len() > MANY {
+        // No list is one with nothing in it: what runtimes that are written in Go say, and cnitool.
+        let valid = self.valid.or(self.attachments).unwrap_or_default();
+        if ips.len() > MANY || valid.len() > MANY || self.routes.len() > MANY {
             return Err(Error::new(Code::Config, "a list is too long"));
         }
         let agent_named = self.agent.is_some();
@@ -305,7 +309,7 @@ impl Written {
             dns: self.dns,
             routes: self.routes,
             previous: self.prev_result,
-            valid: self.valid,
+            valid,
             raw: input.to_vec(),
         })
     }
@@ -323,10 +327,8 @@ impl Written {
             value.map(|value| fits(value).ok_or_else(refuse)).transpose()
         };
         // What the switch of hayate has not is refused, rather than silently left out.
-        for (key, value) in [("vlanQoS", self.vlan_qos), ("min_tx_rate", self.min_tx_rate)] {
-            if let Some(value) = value.filter(|value| *value != 0) {
-                return Err(unsupported(key, &value.to_string()));
-            }
+        if let Some(rate) = self.min_tx_rate.filter(|rate| *rate != 0) {
+            return Err(unsupported("min_tx_rate", &rate.to_string()));
         }
         if let Some(protocol) = self.vlan_proto.as_deref()
             && !protocol.is_empty()
@@ -343,9 +345,17 @@ impl Written {
                 return Err(config("link_state", other, "auto, enable or disable is allowed"));
             }
         };
+        let vlan = small("vlan", self.vlan, 4094)?.map(|vlan| vlan as u16);
+        let tagged = vlan.is_some_and(|vlan| vlan != 0);
+        let qos = small("vlanQoS", self.vlan_qos, 7)?.map(|qos| qos as u8);
+        if let Some(qos) = qos.filter(|qos| *qos != 0 && !tagged) {
+            let why = "goes with vlan: it is the priority of that tag";
+            return Err(config("vlanQoS", &qos.to_string(), why));
+        }
         Ok(Settings {
             mac: None,
-            vlan: small("vlan", self.vlan, 4094)?.map(|vlan| vlan as u16),
+            vlan,
+            qos: qos.filter(|_| tagged),
             spoofchk: switch("spoofchk", &self.spoofchk)?,
             trust: switch("trust", &self.trust)?,
             rate: small("max_tx_rate", self.max_tx_rate, u32::MAX)?,

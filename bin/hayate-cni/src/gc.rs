@@ -16,11 +16,7 @@ const BRIEF: Duration = Duration::from_secs(1);
 
 pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
     let conf = context.conf;
-    let Some(valid) = &conf.valid else {
-        // An empty list would free everything; one that is missing is a mistake.
-        return Err(Error::new(Code::Config, "cni.dev/valid-attachments is missing"));
-    };
-    if valid.iter().any(|one| one.container.len() > NAME_MAX) {
+    if conf.valid.iter().any(|one| one.container.len() > NAME_MAX) {
         return Err(Error::new(Code::Config, "cni.dev/valid-attachments: a name is too long"));
     }
     let mut errors = Vec::new();
@@ -32,7 +28,7 @@ pub(crate) fn gc(context: &Context<'_>) -> Result<(), Error> {
         for found in attachments {
             let key = found.key.clone();
             let stays = |one: &Valid| one.container == key.container && one.ifname == key.ifname;
-            if valid.iter().any(stays) {
+            if conf.valid.iter().any(stays) {
                 continue;
             }
             let Some(lock) = idle(&host, found.vf, until)? else { continue };

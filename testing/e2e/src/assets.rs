@@ -33,6 +33,8 @@ pub struct Assets {
     pub rdma: (PathBuf, PathBuf),
     /// The initramfs with veth, bridge and iptables.
     pub pods: PathBuf,
+    /// The CNI project's `cnitool`, where Go could build it.
+    pub cnitool: Option<PathBuf>,
 }
 
 /// The top of the source tree.
@@ -87,6 +89,7 @@ pub fn made(build_dir: &Path) -> Result<Assets> {
         disk: get("DISK")?.into(),
         rdma: (get("RDMA_KERNEL")?.into(), get("RDMA_INITRD")?.into()),
         pods: get("PODS_INITRD")?.into(),
+        cnitool: env.get("CNITOOL").filter(|path| !path.is_empty()).map(PathBuf::from),
         build_dir: build_dir.into(),
     })
 }
@@ -272,23 +275,30 @@ fn agent_here() -> Result<PathBuf> {
 }
 
 /// The initramfs with the agent and the CNI plugin as guests get them (`$HAYATE_CNI_STATIC`, or what `make agent`
-/// builds), and this machine's `host-local`, in `/opt/cni/bin`.
+/// builds), this machine's `host-local` and `tuning`, in `/opt/cni/bin`, and `cnitool`.
 ///
 /// # Errors
 /// When it cannot be built.
 pub fn with_cni(assets: &Assets) -> Result<PathBuf> {
-    const HOST_LOCAL: &str = "/usr/lib/cni/host-local";
     let plugin = for_guests("hayate-cni", "HAYATE_CNI_STATIC")?;
     let mut archive = Vec::new();
     for dir in ["opt", "opt/cni", "opt/cni/bin", "opt/cni/lib"] {
         cpio::entry(&mut archive, dir, 0o755, None);
     }
     cpio::entry(&mut archive, "opt/cni/bin/hayate-cni", 0o755, Some(&fs::read(plugin)?));
-    cpio::entry(&mut archive, "opt/cni/lib/host-local", 0o755, Some(&fs::read(HOST_LOCAL)?));
-    libraries(&mut archive, HOST_LOCAL, "opt/cni/lib")?;
-    let script =
-        "#!/bin/sh\nexec /opt/cni/lib/ld.so --library-path /opt/cni/lib /opt/cni/lib/host-local\n";
-    cpio::entry(&mut archive, "opt/cni/bin/host-local", 0o755, Some(script.as_bytes()));
+    for name in ["host-local", "tuning"] {
+        let program = format!("/usr/lib/cni/{name}");
+        let to = format!("opt/cni/lib/{name}");
+        cpio::entry(&mut archive, &to, 0o755, Some(&fs::read(&program)?));
+        libraries(&mut archive, &program, "opt/cni/lib")?;
+        let script =
+            format!("#!/bin/sh\nexec /opt/cni/lib/ld.so --library-path /opt/cni/lib /{to}\n");
+        let to = format!("opt/cni/bin/{name}");
+        cpio::entry(&mut archive, &to, 0o755, Some(script.as_bytes()));
+    }
+    if let Some(cnitool) = &assets.cnitool {
+        cpio::entry(&mut archive, "bin/cnitool", 0o755, Some(&fs::read(cnitool)?));
+    }
     appended(&with_agent(assets)?, archive, &assets.build_dir.join("guest/initrd-cni.cpio"))
 }
 

@@ -46,9 +46,60 @@ fn what_a_runtime_says_wins() {
 }
 
 #[test]
+fn a_priority_is_that_of_a_vlan() {
+    let of = |conf| {
+        let settings = read(conf).unwrap().settings;
+        (settings.vlan, settings.qos)
+    };
+    assert_eq!(of(json!({"vlan": 9, "vlanQoS": 7})), (Some(9), Some(7)));
+    assert_eq!(of(json!({"vlan": 9, "vlanQoS": 0})), (Some(9), Some(0)));
+    assert_eq!(of(json!({"vlan": 9})), (Some(9), None));
+    // As tools write it that write all keys.
+    assert_eq!(of(json!({"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q"})), (Some(0), None));
+    assert!(!read(json!({"vlanQoS": 0})).unwrap().needs_agent());
+
+    let wanted = Settings { vlan: Some(9), qos: Some(7), ..Settings::default() };
+    let held = |vlan, qos| Settings { vlan, qos, ..Settings::default() };
+    assert!(wanted.hold_in(&held(Some(9), Some(7))));
+    assert!(!wanted.hold_in(&held(Some(9), None)) && !wanted.hold_in(&held(Some(9), Some(6))));
+    // What undoes it: the VLAN of before with its priority; none has none.
+    for (vlan, qos) in [(Some(0), None), (Some(8), None), (Some(8), Some(3)), (Some(9), Some(0))] {
+        assert_eq!(wanted.undone_by(&held(vlan, qos)), held(vlan, qos));
+    }
+    assert_eq!(wanted.undone_by(&held(Some(0), Some(3))), held(Some(0), None));
+    assert_eq!(Settings::default().undone_by(&held(Some(8), Some(3))), Settings::default());
+}
+
+#[test]
+fn what_is_not_stale() {
+    let one = json!([{"containerID": "c", "ifname": "net1"}]);
+    let other = json!([{"containerID": "d", "ifname": "net1"}]);
+    let valid = |conf| read(conf).unwrap().valid.into_iter().map(|one| one.container);
+    let valid = |conf| valid(conf).collect::<Vec<_>>();
+    assert_eq!(
+        valid(json!({"cni.dev/valid-attachments": one, "cni.dev/attachments": other})),
+        ["c"]
+    );
+    assert_eq!(valid(json!({"cni.dev/attachments": other})), ["d"]);
+    // An empty list counts, whatever the other says.
+    assert!(
+        valid(json!({"cni.dev/valid-attachments": [], "cni.dev/attachments": other})).is_empty()
+    );
+    assert!(valid(json!({"cni.dev/valid-attachments": null})).is_empty());
+    assert!(valid(json!({})).is_empty());
+    for wrong in [json!("x"), json!({}), json!([{"ifname": "net1"}])] {
+        let error = read(json!({"cni.dev/valid-attachments": wrong})).unwrap_err();
+        assert_eq!(error.code.number(), 6);
+    }
+}
+
+#[test]
 fn what_cannot_be_honoured_is_named() {
     for (conf, code, said) in [
-        (json!({"vlanQoS": 3}), 2, "vlanQoS: \"3\""),
+        (json!({"vlanQoS": 3}), 7, "vlanQoS: \"3\": goes with vlan"),
+        (json!({"vlan": 0, "vlanQoS": 3}), 7, "vlanQoS"),
+        (json!({"vlan": 9, "vlanQoS": 8}), 7, "vlanQoS: \"8\": at most 7"),
+        (json!({"vlan": 9, "vlanQoS": -1}), 6, ""),
         (json!({"vlanProto": "802.1ad"}), 2, "vlanProto"),
         (json!({"min_tx_rate": 5}), 2, "min_tx_rate"),
         (json!({"vlan": 4095}), 7, "vlan"),

@@ -128,7 +128,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         (add.clone().conf("ipam", json!({"type": "nobody"})), 7),
         (add.clone().conf("prevResult", json!({"ips": 3})), 6),
         (add.clone().var("COMMAND", "TRY"), 4),
-        (lab.ask("GC", 1), 7),
+        (lab.ask("GC", 1).conf("cni.dev/valid-attachments", json!([{"ifname": "net1"}])), 6),
         (lab.ask("GC", 1).conf("cniVersion", json!("1.0.0")), 1),
     ] {
         assert_eq!(lab.refused(&ask), code, "{ask:?}");
@@ -208,8 +208,10 @@ fn gc_takes_back_what_is_not_listed() {
     // It gets the whole configuration.
     let conf: Value = serde_json::from_slice(&fs::read(lab.path("ipam.conf")).unwrap()).unwrap();
     assert_eq!(conf["cni.dev/valid-attachments"][0]["containerID"], "container2");
-    lab.run(&ask("DEL", 2)).unwrap();
+    // No list at all, which is how cnitool asks: everything is stale.
+    lab.run(&ask("GC", 1)).unwrap();
     assert_eq!(lab.vfs(), lab.all(3));
+    assert_eq!(lab.attachments(), 0);
 }
 
 #[test]
@@ -386,6 +388,7 @@ fn settings_of_the_host_come_and_go() {
         lab.ask(command, 1)
             .conf("agent", json!(path))
             .conf("vlan", json!(42))
+            .conf("vlanQoS", json!(5))
             .conf("spoofchk", json!("on"))
             .var("ARGS", "MAC=02:00:00:00:09:09")
     };
@@ -407,7 +410,7 @@ fn settings_of_the_host_come_and_go() {
     assert_eq!(
         sets,
         [
-            with(json!({"vlan": 42, "spoofchk": true, "mac": "02:00:00:00:09:09"})),
+            with(json!({"vlan": 42, "qos": 5, "spoofchk": true, "mac": "02:00:00:00:09:09"})),
             with(json!({"vlan": 0, "spoofchk": false, "mac": "02:00:00:00:01:01"})),
         ]
     );

@@ -1,194 +1,18 @@
-//! The CNI plugin where it is meant to be: in a guest with a virtual PF and virtual VFs, each an ordinary vhost
-//! port of hayate. QEMU composes the functions, the guest's kernel is Debian's, and `host-local`, which manages
-//! addresses, is of those who wrote the specification. The plugin is run as `cnitool` runs plugins: that program
-//! is no package of Debian's.
-//!
-//! What only real functions show is shown here: interfaces that come back by themselves when a namespace ends,
-//! under whatever name is free, and VFs that go away under a container.
+//! The plugin as a runtime runs it, without a runtime: variables, a configuration, an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use e2e::guest::{Config, Guest};
-use e2e::hayate::Hayate;
 use e2e::process::{pause, wait_for};
-use e2e::suite::{case, main as suite_main};
-use e2e::{Context, Result, argv, assets, ensure};
+use e2e::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// VFs of the PF.
-const VFS: usize = 16;
-/// Longest time anything may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(60);
-const NAP: Duration = Duration::from_millis(100);
+use crate::lab::{LIMIT, Lab, NAP, VFS, after, conf, device, line, with_addresses};
+
 /// An address that no VF has by itself.
 const ANOTHER: &str = "02:00:00:00:55:01";
-/// How the plugin is run; its answer is behind what the guest's programs say.
-const RUN: &str = "CNI_PATH=/opt/cni/bin /opt/cni/bin/hayate-cni 2>/tmp/cni.err";
 
-struct Lab {
-    guest: Guest,
-    hayate: Hayate,
-    /// Interfaces of the VFs with their addresses, as they were before anything was done.
-    home: BTreeMap<String, String>,
-    /// The PF's address on the bus.
-    pf: String,
-    _dir: tempfile::TempDir,
-}
-
-/// A configuration of network `pods`.
-fn conf(version: &str) -> Value {
-    json!({ "cniVersion": version, "name": "pods", "type": "hayate-cni", "pf": "eth0" })
-}
-
-/// The same with addresses of `host-local`.
-fn with_addresses() -> Value {
-    let mut conf = conf("1.0.0");
-    conf["ipam"] = json!({
-        "type": "host-local", "dataDir": "/run/host-local",
-        "ranges": [[{"subnet": "10.55.0.0/24", "gateway": "10.55.0.1"}]], "routes": [{"dst": "10.66.0.0/16"}],
-    });
-    conf
-}
-
-fn boot() -> Result<Lab> {
-    let assets = assets::get()?;
-    let initrd = assets::with_cni(assets)?;
-    let hayate = Hayate::start(&[])?;
-    hayate.network("pods")?;
-    let dir = tempfile::Builder::new().prefix("hayate-e2e-").tempdir()?;
-    let mut config = Config::new("pods");
-    config.initrd = Some(initrd);
-    config.more = argv!["-device", "pcie-root-port,id=rp0,bus=pcie.0,chassis=1,slot=1"];
-    // VFs first; the PF is the lowest function.
-    for number in (0..=VFS).rev() {
-        let name = if number == 0 { "pf".to_owned() } else { format!("vf{number}") };
-        let socket = hayate.vhost(&name, "pods", "")?;
-        let function = format!("addr={:#x}.{:#x}", number / 8, number % 8);
-        let role = if number == 0 { "id=pf0" } else { "sriov-pf=pf0" };
-        config.more.extend(argv![
-            "-chardev",
-            format!("socket,id=c{name},path={},reconnect-ms=200", socket.display()),
-            "-netdev",
-            format!("vhost-user,id=n{name},chardev=c{name}"),
-            "-device",
-            format!("virtio-net-pci,bus=rp0,{function},netdev=n{name},{role},mac=52:54:00:00:03:{number:02x}")
-        ]);
-    }
-    let mut guest = Guest::start(assets, dir.path(), config)?;
-    guest.wait_ready()?;
-    let pf = guest.sh("basename $(realpath /sys/class/net/eth0/device/..)")?.trim().to_owned();
-    let mut lab = Lab { guest, hayate, home: BTreeMap::new(), pf, _dir: dir };
-    lab.enable(VFS)?;
-    lab.home = lab.interfaces()?;
-    Ok(lab)
-}
-
-impl Lab {
-    /// So many VFs, and waits for their interfaces.
-    fn enable(&mut self, vfs: usize) -> Result<()> {
-        self.guest.sh(&format!("echo {vfs} >/sys/bus/pci/devices/{}/sriov_numvfs", self.pf))?;
-        wait_for("the interfaces of the VFs", LIMIT, || {
-            pause(NAP)?;
-            Ok((self.interfaces()?.len() == vfs).then_some(()))
-        })
-    }
-
-    /// The VFs' interfaces that the host of the containers has.
-    fn interfaces(&mut self) -> Result<BTreeMap<String, String>> {
-        let text = self.guest.sh("ip -j link show")?;
-        let links: Vec<Value> = serde_json::from_str(&text)?;
-        let text = |link: &Value, key: &str| link[key].as_str().unwrap_or_default().to_owned();
-        let of = links
-            .iter()
-            .filter(|link| !["lo", "eth0"].contains(&link["ifname"].as_str().unwrap_or("")));
-        Ok(of.map(|link| (text(link, "ifname"), text(link, "address"))).collect())
-    }
-
-    /// Nobody has a VF, and they are as they were.
-    fn at_home(&mut self) -> Result<()> {
-        let now = self.interfaces()?;
-        let err = self.guest.sh("cat /tmp/cni.err; ls /run/hayate-cni/attachments")?;
-        ensure!(now == self.home, "{now:?} instead of {:?}\n{err}", self.home);
-        let left = self.guest.sh("find /run/hayate-cni/attachments -name '*.json' | wc -l")?;
-        ensure!(left.trim() == "0", "{left} records are left");
-        Ok(())
-    }
-
-    fn pod(&mut self, name: &str) -> Result<()> {
-        self.guest.sh(&format!("ip netns add {name} && ip -n {name} link set lo up")).map(drop)
-    }
-
-    fn end_pod(&mut self, name: &str) -> Result<()> {
-        self.guest.sh(&format!("ip netns del {name}")).map(drop)
-    }
-
-    /// The address of a VF on the bus.
-    fn vf(&mut self, number: usize) -> Result<String> {
-        let link = format!("/sys/bus/pci/devices/{}/virtfn{}", self.pf, number - 1);
-        Ok(self.guest.sh(&format!("basename $(readlink {link})"))?.trim().to_owned())
-    }
-
-    /// Runs the plugin for a container; its answer.
-    fn try_cni(&mut self, command: &str, pod: &str, conf: &Value) -> Result<(i32, Value)> {
-        let line = line(command, pod, conf);
-        let (status, said) = self.guest.try_sh(&line, LIMIT)?;
-        let answer =
-            if said.trim().is_empty() { Value::Null } else { serde_json::from_str(&said)? };
-        Ok((status, answer))
-    }
-
-    fn cni(&mut self, command: &str, pod: &str, conf: &Value) -> Result<Value> {
-        let (status, answer) = self.try_cni(command, pod, conf)?;
-        let err = if status == 0 { String::new() } else { self.guest.sh("cat /tmp/cni.err")? };
-        ensure!(status == 0, "{command} {pod}: {answer:#}\n{err}");
-        Ok(answer)
-    }
-
-    /// The plugin has to refuse that, with this code.
-    fn refused(&mut self, command: &str, pod: &str, conf: &Value, code: u32) -> Result<()> {
-        let (status, answer) = self.try_cni(command, pod, conf)?;
-        ensure!(status == 1 && answer["code"] == code, "{command} {pod}: not {code}: {answer:#}");
-        ensure!(answer["msg"].is_string() && answer["details"].is_string(), "{answer:#}");
-        Ok(())
-    }
-
-    fn gc(&mut self, valid: &[&str]) -> Result<()> {
-        let valid: Vec<Value> =
-            valid.iter().map(|pod| json!({ "containerID": pod, "ifname": "net1" })).collect();
-        let mut conf = conf("1.1.0");
-        conf["cni.dev/valid-attachments"] = json!(valid);
-        self.cni("GC", "none", &conf).map(drop)
-    }
-
-    fn ping(&mut self, from: &str, to: &str) -> Result<()> {
-        self.guest.sh(&format!("ip netns exec {from} ping -c 2 -i 0.2 -w 20 {to}")).map(drop)
-    }
-}
-
-fn line(command: &str, pod: &str, conf: &Value) -> String {
-    format!(
-        "echo '{conf}' | CNI_COMMAND={command} CNI_CONTAINERID={pod} CNI_NETNS=/run/netns/{pod} CNI_IFNAME=net1 {RUN}"
-    )
-}
-
-/// The configuration with what ADD answered.
-fn after(conf: &Value, result: &Value) -> Value {
-    let mut conf = conf.clone();
-    conf["prevResult"] = result.clone();
-    conf
-}
-
-/// The configuration for this VF, with addresses that end with this number.
-fn device(vf: &str, number: u8) -> Value {
-    let mut conf = conf("1.1.0");
-    let ips = [format!("10.55.1.{number}/24"), format!("fd55::{number}/64")];
-    conf["runtimeConfig"] = json!({ "deviceID": vf, "ips": ips });
-    conf
-}
-
-fn two_pods(lab: &mut Lab) -> Result<String> {
+pub(crate) fn two_pods(lab: &mut Lab) -> Result<String> {
     let conf = with_addresses();
     let mut results = Vec::new();
     for pod in ["a", "b"] {
@@ -227,12 +51,13 @@ fn two_pods(lab: &mut Lab) -> Result<String> {
     Ok(format!("they talk by {there}"))
 }
 
-fn errors(lab: &mut Lab) -> Result<String> {
+pub(crate) fn errors(lab: &mut Lab) -> Result<String> {
     lab.refused("ADD", "nobody", &conf("1.1.0"), 3)?;
     lab.pod("a")?;
     for (key, value, code) in [
         ("cniVersion", json!("0.2.0"), 1),
-        ("vlanQoS", json!(3), 2),
+        ("min_tx_rate", json!(3), 2),
+        ("vlanQoS", json!(3), 7),
         ("mac", json!("x"), 7),
         ("mtu", json!([]), 6),
         ("pf", json!("eth99"), 101),
@@ -254,7 +79,7 @@ fn errors(lab: &mut Lab) -> Result<String> {
 
 /// A namespace ends with a VF in it, whose interface is called as the PF's: the kernel brings it back under
 /// another name.
-fn namespace_ends(lab: &mut Lab) -> Result<String> {
+pub(crate) fn namespace_ends(lab: &mut Lab) -> Result<String> {
     let vf = lab.vf(3)?;
     let mut conf = device(&vf, 2);
     conf["mac"] = json!(ANOTHER);
@@ -278,7 +103,7 @@ fn namespace_ends(lab: &mut Lab) -> Result<String> {
 }
 
 /// DEL follows at once, while the kernel is still bringing the interface back.
-fn del_before_the_kernel(lab: &mut Lab) -> Result<String> {
+pub(crate) fn del_before_the_kernel(lab: &mut Lab) -> Result<String> {
     for _ in 0..5 {
         lab.pod("a")?;
         lab.cni("ADD", "a", &conf("1.1.0"))?;
@@ -288,7 +113,7 @@ fn del_before_the_kernel(lab: &mut Lab) -> Result<String> {
     Ok(String::new())
 }
 
-fn late_del(lab: &mut Lab) -> Result<String> {
+pub(crate) fn late_del(lab: &mut Lab) -> Result<String> {
     let (vf, other) = (lab.vf(1)?, lab.vf(2)?);
     let (conf, witness) = (device(&vf, 2), device(&other, 3));
     for pod in ["a", "b", "c"] {
@@ -325,7 +150,7 @@ fn late_del(lab: &mut Lab) -> Result<String> {
     Ok(format!("VF {vf} stayed with the second pod, announced {told} ms after ADD"))
 }
 
-fn stale(lab: &mut Lab) -> Result<String> {
+pub(crate) fn stale(lab: &mut Lab) -> Result<String> {
     for pod in ["a", "b", "c"] {
         lab.pod(pod)?;
         lab.cni("ADD", pod, &conf("1.1.0"))?;
@@ -342,7 +167,7 @@ fn stale(lab: &mut Lab) -> Result<String> {
     Ok(String::new())
 }
 
-fn sixteen_at_once(lab: &mut Lab) -> Result<String> {
+pub(crate) fn sixteen_at_once(lab: &mut Lab) -> Result<String> {
     for number in 0..=VFS {
         lab.pod(&format!("p{number}"))?;
     }
@@ -373,7 +198,7 @@ fn sixteen_at_once(lab: &mut Lab) -> Result<String> {
 }
 
 /// ADD and DEL are killed at points of time spread over what they take, then GC has it all put right.
-fn killed(lab: &mut Lab) -> Result<String> {
+pub(crate) fn killed(lab: &mut Lab) -> Result<String> {
     const TIMES: u32 = 24;
     let conf = with_addresses();
     lab.pod("a")?;
@@ -413,7 +238,7 @@ fn killed(lab: &mut Lab) -> Result<String> {
 }
 
 /// The PF's VFs are taken away while a container has one.
-fn functions_go_away(lab: &mut Lab) -> Result<String> {
+pub(crate) fn functions_go_away(lab: &mut Lab) -> Result<String> {
     lab.pod("a")?;
     lab.cni("ADD", "a", &conf("1.1.0"))?;
     lab.enable(0)?;
@@ -433,31 +258,4 @@ fn functions_go_away(lab: &mut Lab) -> Result<String> {
     lab.end_pod("a")?;
     lab.at_home()?;
     Ok(String::new())
-}
-
-fn main() -> ExitCode {
-    suite_main(|suite| {
-        suite.group(
-            "cni",
-            boot,
-            vec![
-                case("two pods talk", two_pods),
-                case("errors", errors),
-                case("a namespace ends", namespace_ends),
-                case("DEL before the kernel is done", del_before_the_kernel),
-                case("a late DEL", late_del),
-                case("GC", stale),
-                case("sixteen at once", sixteen_at_once),
-                case("killed halfway", killed),
-                case("functions go away", functions_go_away),
-            ],
-            |lab| {
-                let Lab { guest, hayate, .. } = lab;
-                let balance = hayate.conserved("pods")?;
-                drop(guest);
-                hayate.stop()?;
-                Ok(format!("every frame is accounted for: {balance:?}"))
-            },
-        );
-    })
 }
