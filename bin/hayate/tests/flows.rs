@@ -214,6 +214,29 @@ fn what_is_refused_changes_nothing() {
         rule(1, "vf0", &accept), rule(2, "vf0", &json!("drop"))]}));
     let refusals = daemon.json("router show web --json")["router"]["refusals"].clone();
     assert_eq!((&refusals["bad-params"], &refusals["too-many-updates"]), (&5.into(), &1.into()));
+    // Of these, what was refused for what the PF has; the rest did not get so far.
+    let metrics = daemon.ok("stats --prometheus");
+    let own: Vec<&str> = metrics.lines().filter(|line| line.starts_with("hayate_pf_")).collect();
+    assert_eq!(
+        own,
+        [
+            "hayate_pf_rules{pf=\"other-pf0\"} 0",
+            "hayate_pf_rules{pf=\"web-pf0\"} 2",
+            "hayate_pf_rules_max{pf=\"other-pf0\"} 1024",
+            "hayate_pf_rules_max{pf=\"web-pf0\"} 4",
+            "hayate_pf_rule_updates_total{pf=\"other-pf0\"} 0",
+            "hayate_pf_rule_updates_total{pf=\"web-pf0\"} 8",
+            "hayate_pf_rule_frames_total{pf=\"other-pf0\",verdict=\"pass\"} 0",
+            "hayate_pf_rule_frames_total{pf=\"other-pf0\",verdict=\"drop\"} 0",
+            "hayate_pf_rule_frames_total{pf=\"web-pf0\",verdict=\"pass\"} 0",
+            "hayate_pf_rule_frames_total{pf=\"web-pf0\",verdict=\"drop\"} 0",
+            "hayate_pf_rule_refusals_total{pf=\"web-pf0\",reason=\"unknown-rule\"} 1",
+            "hayate_pf_rule_refusals_total{pf=\"web-pf0\",reason=\"rule-exists\"} 1",
+            "hayate_pf_rule_refusals_total{pf=\"web-pf0\",reason=\"too-many-rules\"} 1",
+            "hayate_pf_rule_refusals_total{pf=\"web-pf0\",reason=\"too-many-meters\"} 1",
+            "hayate_pf_rule_refusals_total{pf=\"web-pf0\",reason=\"too-many-updates\"} 1",
+        ]
+    );
     daemon.stop();
 }
 

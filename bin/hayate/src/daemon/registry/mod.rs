@@ -25,6 +25,7 @@ mod views;
 pub(crate) use guests::GuestPf;
 pub(crate) use images::Tell;
 pub(crate) use restore::RestoreError;
+pub(crate) use rules::RuleTotals;
 
 use crate::paths::Paths;
 use crate::plane::{DiskHandle, NetworkHandle, Plane, PlaneError, PortHandle, Source};

@@ -15,7 +15,12 @@ use api::{Error, ErrorCode, Function, Mac, Name};
 use channel::{Changed, FlowBook, FlowChange, FlowPace, FlowPf};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
+use tally::{Decided, Tally};
 use tracing::{info, warn};
+
+mod tally;
+
+pub(crate) use tally::RuleTotals;
 
 /// Rules shown at once.
 const SHOWN: usize = 10_000;
@@ -24,11 +29,12 @@ const SHOWN: usize = 10_000;
 pub(super) struct Rules {
     book: FlowBook,
     pace: FlowPace,
+    tally: Tally,
 }
 
 impl Rules {
     pub(super) fn new(book: FlowBook) -> Self {
-        Self { book, pace: FlowPace::new(Instant::now()) }
+        Self { book, pace: FlowPace::new(Instant::now()), tally: Tally::default() }
     }
 
     pub(super) fn is_of_another(&self, boot: &str) -> bool {
@@ -75,6 +81,20 @@ impl Tables {
         let own = self.open_functions(&function.pf);
         let limits = pf.config.flow_limits();
         rule_set(&pf.rules.book, flow_port(function), &own, (&limits, pf.config.vfs))
+    }
+
+    /// What the rules of this book did on these functions.
+    fn decided(
+        &self,
+        plane: &Plane,
+        pf: &Name,
+        book: &FlowBook,
+        on: &BTreeSet<FlowPort>,
+    ) -> Decided {
+        let open = self.open_functions(pf);
+        let open = on.iter().filter_map(|on| Some((*on, *open.get(on)?)));
+        let done = open.map(|(on, port)| (on, plane.rules_done(port))).collect();
+        Decided::by(book, &done)
     }
 
     fn flows(&self, plane: &Plane, pf: &Name, after: Option<FlowCursor>) -> Flows {
@@ -130,6 +150,21 @@ impl VmPorts {
 
     /// Changes the rules of a PF, if it is still there.
     pub(super) async fn set_rules(
+        &self,
+        pf: &Name,
+        change: &FlowChange,
+        boot: Option<&str>,
+    ) -> Result<(), Failed> {
+        let set = self.try_set_rules(pf, change, boot).await;
+        if let Err(failed) = &set
+            && let Some(pf) = self.tables.write().pfs.get_mut(pf)
+        {
+            pf.rules.tally.refused(failed.data);
+        }
+        set
+    }
+
+    async fn try_set_rules(
         &self,
         pf: &Name,
         change: &FlowChange,
@@ -193,12 +228,13 @@ async fn put(
     plane: &Plane,
     books: &Books,
     pf: &Name,
-    Changed { book, touched, .. }: Changed,
+    Changed { book, touched, updates }: Changed,
 ) -> Result<(), Failed> {
-    let (after, before) = {
+    let (after, before, decided) = {
         let tables = tables.read();
         let before = tables.pfs.get(pf).map(|pf| pf.rules.book.clone()).unwrap_or_default();
-        (tables.rule_sets(pf, &book, &touched), tables.rule_sets(pf, &before, &touched))
+        let decided = tables.decided(plane, pf, &before, &touched);
+        (tables.rule_sets(pf, &book, &touched), tables.rule_sets(pf, &before, &touched), decided)
     };
     plane.set_rules(after).await.map_err(|error| match error {
         RulesError::Wrong(why) => Failed::new(Refusal::TooManyRules, why),
@@ -210,7 +246,10 @@ async fn put(
         }
         return Err(Failed::new(Refusal::NotDone, why));
     }
-    if let Some(pf) = tables.write().pfs.get_mut(pf) {
+    let mut tables = tables.write();
+    let now = tables.decided(plane, pf, &book, &touched);
+    if let Some(pf) = tables.pfs.get_mut(pf) {
+        pf.rules.tally.changed(updates, decided, now);
         pf.rules.book = book;
     }
     Ok(())
@@ -238,6 +277,17 @@ impl Registry {
             flows.next = flows.rules.last().map(|last| FlowCursor::Rule(last.rule.id));
         }
         Ok(flows)
+    }
+
+    /// What the rules of each PF did, all together.
+    pub(crate) fn rule_totals(&self) -> Vec<RuleTotals> {
+        let tables = self.tables.read();
+        let all = tables.pfs.iter().map(|(name, Pf { config, rules, .. })| {
+            let book = &rules.book;
+            let now = tables.decided(&self.plane, name, book, &book.functions());
+            rules.tally.totals(name, book, config.flow_limits(), now)
+        });
+        all.collect()
     }
 
     /// Deletes all rules of a PF.

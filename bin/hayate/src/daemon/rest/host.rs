@@ -43,7 +43,8 @@ pub(super) async fn stats(State(registry): State<Arc<Registry>>) -> Json<Stats> 
     responses((status = 200, body = String, content_type = "text/plain")))]
 pub(super) async fn metrics(State(registry): State<Arc<Registry>>) -> impl IntoResponse {
     registry.ask_stores().await;
-    let text = metrics::write(&registry.stats(), &registry.routers(), &registry.disks());
+    let (stats, routers) = (registry.stats(), registry.routers());
+    let text = metrics::write(&stats, &routers, &registry.disks(), &registry.rule_totals());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 

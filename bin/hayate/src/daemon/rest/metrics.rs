@@ -1,5 +1,6 @@
 //! Counters in the text form of Prometheus.
 
+use crate::daemon::registry::RuleTotals;
 use api::{Disk, DiskOperations, PortStats, Router, Stats, Traffic, Worker, WorkerState};
 use std::fmt::Write;
 
@@ -93,14 +94,31 @@ const OF_ROUTER: [OfRouter; 9] = [
     ("router_bypassed_bytes_total", "counter", "Bytes of these packets.", |r| r.bytes),
 ];
 
+/// A value of a PF's flow rules: name, type, help, value.
+type OfRules = (&'static str, &'static str, &'static str, fn(&RuleTotals) -> u64);
+
+const OF_RULES: [OfRules; 3] = [
+    ("pf_rules", "gauge", "Flow rules of a PF and its VFs.", |r| r.rules as u64),
+    ("pf_rules_max", "gauge", "Flow rules that they may have.", |r| r.limits.rules.into()),
+    ("pf_rule_updates_total", "counter", "Flow rules that a guest added or deleted.", |r| {
+        r.updates
+    }),
+];
+
 /// All counters as text.
-pub(super) fn write(stats: &Stats, routers: &[Router], disks: &[Disk]) -> String {
+pub(super) fn write(
+    stats: &Stats,
+    routers: &[Router],
+    disks: &[Disk],
+    rules: &[RuleTotals],
+) -> String {
     let mut text = String::new();
     let mut uptime = Family::new(&mut text, "uptime_seconds", "gauge", "Age of the daemon.");
     uptime.sample(&[], stats.uptime_us / 1_000_000);
     write_ports(&mut text, &stats.ports);
     write_routers(&mut text, routers);
     write_disks(&mut text, disks);
+    write_rules(&mut text, rules);
     for (name, help, value) in OF_WORKER {
         let mut family = Family::new(&mut text, name, "counter", help);
         for worker in &stats.workers {
@@ -231,6 +249,29 @@ fn write_routers(text: &mut String, routers: &[Router]) {
     for router in routers {
         for (reason, count) in &router.refusals {
             refusals.sample(&[("vm", router.vm.as_str()), ("reason", reason)], *count);
+        }
+    }
+}
+
+fn write_rules(text: &mut String, rules: &[RuleTotals]) {
+    for (name, kind, help, value) in OF_RULES {
+        let mut family = Family::new(text, name, kind, help);
+        for one in rules {
+            family.sample(&[("pf", one.pf.as_str())], value(one));
+        }
+    }
+    let help = "Frames that flow rules, or their default, decided on.";
+    let mut frames = Family::new(text, "pf_rule_frames_total", "counter", help);
+    for one in rules {
+        for (verdict, count) in [("pass", one.passed), ("drop", one.dropped)] {
+            frames.sample(&[("pf", one.pf.as_str()), ("verdict", verdict)], count);
+        }
+    }
+    let help = "Changes of flow rules that were refused, by reason.";
+    let mut refused = Family::new(text, "pf_rule_refusals_total", "counter", help);
+    for one in rules {
+        for (reason, count) in &one.refused {
+            refused.sample(&[("pf", one.pf.as_str()), ("reason", reason.name())], *count);
         }
     }
 }
