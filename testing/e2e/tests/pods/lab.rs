@@ -5,6 +5,7 @@ use std::time::Duration;
 use api::Pf;
 use e2e::guest::{Config, Guest};
 use e2e::hayate::Hayate;
+use e2e::netns::Netns;
 use e2e::process::{pause, wait_for};
 use e2e::{Context, Result, assets, ensure};
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 /// VFs of the PF.
 pub(crate) const VFS: u16 = 6;
 /// Longest time anything may take that has no limit of its own.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const NAP: Duration = Duration::from_millis(100);
 const RUN: &str = "CNI_PATH=/opt/cni/bin /opt/cni/bin/hayate-cni 2>/tmp/cni.err";
 
@@ -20,6 +21,8 @@ const RUN: &str = "CNI_PATH=/opt/cni/bin /opt/cni/bin/hayate-cni 2>/tmp/cni.err"
 pub(crate) struct Lab {
     pub(crate) guest: Guest,
     pub(crate) hayate: Hayate,
+    /// Another host of the network, if a test wanted one. Its port has counters, so it stays to the end.
+    pub(crate) outside: Option<Netns>,
 }
 
 impl Lab {
@@ -39,7 +42,7 @@ impl Lab {
         config.initrd = Some(initrd);
         config.more = printed.split_whitespace().map(String::from).collect();
         let guest = Guest::start(assets, hayate.dir(), config)?;
-        let mut lab = Self { guest, hayate };
+        let mut lab = Self { guest, hayate, outside: None };
         lab.guest.wait_ready()?;
         lab.start()?;
         Ok(lab)
@@ -76,7 +79,7 @@ impl Lab {
 
     /// All is in order when the daemon ends.
     pub(crate) fn finish(lab: Self) -> Result<String> {
-        let Self { guest, hayate } = lab;
+        let Self { guest, hayate, outside: _outside } = lab;
         let balance = hayate.conserved("pods")?;
         drop(guest);
         hayate.stop()?;

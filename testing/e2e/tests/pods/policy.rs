@@ -130,6 +130,18 @@ impl Lab {
         Ok(())
     }
 
+    /// What rules had pass and dropped, as the daemon's metrics have it.
+    fn rule_frames(&self) -> Result<[u64; 2]> {
+        let metrics = self.hayate.cli("stats --prometheus")?;
+        let value = |verdict: &str| -> Result<u64> {
+            let name =
+                format!(r#"hayate_pf_rule_frames_total{{pf="node-pf0",verdict="{verdict}"}} "#);
+            let value = metrics.lines().find_map(|line| line.strip_prefix(&name));
+            Ok(value.context(|| format!("no {name}"))?.parse()?)
+        };
+        Ok([value("pass")?, value("drop")?])
+    }
+
     /// What rules of the pods' VFs did so far.
     fn counts(&mut self) -> Result<Counts> {
         let mut counts = Counts::default();
@@ -175,6 +187,7 @@ pub(crate) fn all(lab: &mut Lab) -> Result<String> {
     let begun = Instant::now();
     let (mut failed, mut total, mut probes) = (Vec::new(), Counts::default(), 0);
     let cases = cases();
+    let mut sums = lab.rule_frames()?;
     for Case { name, policies, reach } in &cases {
         probes += reach.split_whitespace().count();
         let mut one = |lab: &mut Lab| -> Result<()> {
@@ -189,6 +202,11 @@ pub(crate) fn all(lab: &mut Lab) -> Result<String> {
             ensure!(!stops || matched > 0 || !reach.contains('+'), "no rule of the host matched");
             total.dropped += dropped;
             total.matched += matched;
+            // Rules come and go with each case, their sums stay.
+            let now = lab.rule_frames()?;
+            let more = now[0] >= sums[0] && now[1] >= sums[1] + dropped;
+            ensure!(more, "pass and drop, {sums:?}: {now:?} with {dropped} more");
+            sums = now;
             Ok(())
         };
         if let Err(error) = one(lab) {

@@ -1,10 +1,14 @@
 //! What a guest sets on its VFs holds at the host.
 
+use std::fs;
+
 use api::LinkState;
-use e2e::{Result, ensure};
+use e2e::netns::Netns;
+use e2e::process::wait_for;
+use e2e::{Context, Result, ensure};
 use serde_json::json;
 
-use crate::lab::{Lab, ip};
+use crate::lab::{LIMIT, Lab, ip};
 
 /// An address that no VF has by itself.
 const ANOTHER: &str = "02:00:00:00:66:01";
@@ -70,8 +74,7 @@ pub(crate) fn by_hand(lab: &mut Lab) -> Result<String> {
 
 /// The same settings in the network's configuration.
 pub(crate) fn by_the_plugin(lab: &mut Lab) -> Result<String> {
-    let vlan =
-        json!({ "pf": "eth0", "vlan": 20, "spoofchk": "on", "max_tx_rate": 100, "hostMac": true });
+    let vlan = json!({ "pf": "eth0", "vlan": 20, "vlanQoS": 5, "spoofchk": "on", "max_tx_rate": 100, "hostMac": true });
     let confs = [
         lab.add("a", 0, &{
             let mut own = vlan.clone();
@@ -86,12 +89,15 @@ pub(crate) fn by_the_plugin(lab: &mut Lab) -> Result<String> {
     lab.pings("c", &ip(1), false)?;
     let a = lab.vf(0)?.settings;
     let holds = a.mac.to_string() == ANOTHER && a.vlan == 20 && a.spoofchk && a.rate == 100;
-    ensure!(holds && a.state == LinkState::Auto, "{a:?}");
+    ensure!(holds && a.qos == Some(5) && a.state == LinkState::Auto, "{a:?}");
+    tagged(lab, "a", "vlan 20, p 5,")?;
     // Somebody else changes it: CHECK says so.
-    lab.set(0, "vlan 21")?;
-    let (status, said) = lab.try_cni("CHECK", "a", &confs[0])?;
-    let settings = said["details"].as_str().is_some_and(|text| text.contains("settings"));
-    ensure!(status == 1 && said["code"] == 103 && settings, "{said:#}");
+    for another in ["vlan 20 qos 4", "vlan 20", "vlan 21 qos 5"] {
+        lab.set(0, another)?;
+        let (status, said) = lab.try_cni("CHECK", "a", &confs[0])?;
+        let settings = said["details"].as_str().is_some_and(|text| text.contains("settings"));
+        ensure!(status == 1 && said["code"] == 103 && settings, "{another}: {said:#}");
+    }
     // An operator who does not allow it.
     lab.hayate.cli("port set node-pf0vf3 --max-tx-rate 10")?;
     lab.pod("d")?;
@@ -107,6 +113,23 @@ pub(crate) fn by_the_plugin(lab: &mut Lab) -> Result<String> {
     let left = lab.pf()?.functions.into_iter().find(|one| !one.guest.is_default());
     ensure!(left.is_none(), "{left:?}");
     Ok("in its VLAN, with its address; DEL sets it back".into())
+}
+
+/// Frames of a pod leave the switch with this tag, where they have one.
+fn tagged(lab: &mut Lab, pod: &str, tag: &str) -> Result<()> {
+    let outside = Netns::new()?;
+    lab.hayate.tap("outside", "pods", outside.name(), "--trunk 20")?;
+    outside.ip("link set outside up")?;
+    let log = lab.hayate.dir().join("outside.log");
+    let capture = outside.start("tcpdump -Z root -i outside -U -l -e -nn arp", &log)?;
+    let said = |what: &str| Ok(fs::read_to_string(&log)?.contains(what).then_some(()));
+    wait_for("tcpdump", LIMIT, || said("listening"))?;
+    // Nobody has that address: the question goes to all.
+    lab.pings(pod, &ip(99), false)?;
+    wait_for(tag, LIMIT, || said(tag)).context(|| fs::read_to_string(&log).unwrap_or_default())?;
+    drop(capture);
+    lab.outside = Some(outside);
+    Ok(())
 }
 
 /// A restart of the daemon or the agent keeps what is set, a boot of the node ends it.
