@@ -38,9 +38,9 @@ bench: build ## all tables beside dpdk-testpmd, OVS-DPDK and qemu-storage-daemon
 bench-quick: build ## the headline table in three minutes, into build/bench/; BENCH="--rounds 8" adds options
 	target/release/hayate bench --quick --out $(BUILD_DIR)/bench $(BENCH)
 
-bench-vf: setup build ## pods of a QEMU guest, with virtual VFs and behind a bridge of the guest, in nine minutes, into build/bench-vf/
+bench-vf: setup build ## pods of a QEMU guest, with virtual VFs and behind a bridge of the guest, in ten minutes, into build/bench-vf/
 	$(CARGO) build --release -p e2e --bins
-	target/release/hayate bench --cells vf --rounds 7 --out $(BUILD_DIR)/bench-vf $(BENCH)
+	target/release/hayate bench --cells vf --rounds 5 --out $(BUILD_DIR)/bench-vf $(BENCH)
 
 bench-disk: build ## disks in memory beside qemu-storage-daemon and fio, the headline in two minutes, into build/bench-disk/
 	target/release/hayate bench --cells disk,disk-idle --quick --out $(BUILD_DIR)/bench-disk $(BENCH)

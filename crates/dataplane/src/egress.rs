@@ -125,8 +125,8 @@ impl<'a> Egress<'a> {
         };
         match &port.kind {
             Kind::Vhost(vhost) => {
-                let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));
-                let at = self.find(port, vhost, chosen.unwrap_or(0));
+                let index = vhost.choose(|| flow_hash(frame.head.bytes()));
+                let at = self.find(port, vhost, index);
                 if let Some(open) = at.and_then(|at| self.open.get(at)) {
                     open.queue.counters.drop(reason, 1);
                 }
@@ -144,8 +144,7 @@ impl<'a> Egress<'a> {
 
     #[inline(always)]
     fn send_vhost(&mut self, port: &'a Port, vhost: &'a VhostPort, frame: &mut Frame<'_, '_>) {
-        let chosen = vhost.choose(|| flow_hash(frame.head.bytes()));
-        let index = chosen.unwrap_or(0);
+        let index = vhost.choose(|| flow_hash(frame.head.bytes()));
         let Some(at) = self.find(port, vhost, index) else { return };
         let Self { open, workshop, .. } = self;
         let Some(Open { live, queue, .. }) = open.get_mut(at) else { return };

@@ -337,6 +337,10 @@ impl Packed {
 
     #[inline]
     fn unpack(self) -> Verdict {
+        if self.1 == Self::KEEP << 12 {
+            // Most of all.
+            return Verdict::Forward { port: PortId(self.0), edit: VlanEdit::Keep };
+        }
         let kind = self.1 >> 12;
         let edit = match kind & !Self::ROUTER {
             Self::KEEP => VlanEdit::Keep,

@@ -58,25 +58,17 @@ impl VhostPort {
         }
     }
 
-    /// The RX queue that frames with this flow hash go to; `None` if none runs.
+    /// The RX queue that frames with this flow hash go to; the first if none runs.
     ///
     /// With one queue, which is the common case, the hash is not computed.
-    #[inline]
-    pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> Option<u16> {
+    #[inline(always)]
+    pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> u16 {
         let active = self.active.load(Relaxed);
-        let mut rest = active;
         // Counting takes a dozen instructions, this takes two.
-        if rest & rest.wrapping_sub(1) != 0 {
-            let share = |queues: u32| (u64::from(hash()) * u64::from(queues)) >> 32;
-            if active & active.wrapping_add(1) == 0 {
-                // The first few, as nearly always: no branch that depends on the frame.
-                return Some(share(active.trailing_ones()) as u16);
-            }
-            for _ in 0..share(active.count_ones()) {
-                rest &= rest - 1;
-            }
+        if active & active.wrapping_sub(1) != 0 {
+            return spread(active, hash());
         }
-        (rest != 0).then(|| rest.trailing_zeros() as u16)
+        (active.trailing_zeros() % u64::BITS) as u16
     }
 
     /// Has the session ended because a ring of it lied, or because the ring was in memory that
@@ -103,4 +95,19 @@ impl VhostPort {
         let now = self.active.load(Relaxed);
         self.active.store(if on { now | bit } else { now & !bit }, Relaxed);
     }
+}
+
+/// One of several queues, by a flow's hash.
+#[inline(never)]
+fn spread(active: u64, hash: u32) -> u16 {
+    let share = |queues: u32| (u64::from(hash) * u64::from(queues)) >> 32;
+    if active & active.wrapping_add(1) == 0 {
+        // The first few, as nearly always: no branch that depends on the frame.
+        return share(active.trailing_ones()) as u16;
+    }
+    let mut rest = active;
+    for _ in 0..share(active.count_ones()) {
+        rest &= rest - 1;
+    }
+    rest.trailing_zeros() as u16
 }
