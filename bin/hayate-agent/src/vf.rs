@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use api::channel::{ChannelFunction, ListFunctions, SetFunction};
-use api::{FunctionChange, FunctionSettings, LinkState, Mac};
+use api::{FunctionSettings, GuestSettings, LinkState, Mac};
 
 use crate::desk;
 
@@ -52,7 +52,7 @@ pub(crate) fn set(
     socket: &Path,
     pf: &str,
     vf: u16,
-    change: FunctionChange,
+    change: GuestSettings,
 ) -> Result<FunctionSettings, Failure> {
     let pf = mac_of(Path::new(INTERFACES), pf)?;
     let answered = desk::daemon(socket, &SetFunction { pf, vf, change })
@@ -64,8 +64,8 @@ pub(crate) fn set(
 ///
 /// # Errors
 /// What is wrong with them.
-pub(crate) fn change(words: &[String]) -> Result<FunctionChange, String> {
-    let mut change = FunctionChange::default();
+pub(crate) fn change(words: &[String]) -> Result<GuestSettings, String> {
+    let mut change = GuestSettings::default();
     for pair in words.chunks(2) {
         let [what, to] = pair else {
             let what = pair.first().map(String::as_str).unwrap_or_default();
@@ -238,7 +238,7 @@ mod tests {
     fn words_are_what_ip_link_knows() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let all = "mac 02:00:00:00:00:09 vlan 4094 qos 7 spoofchk on trust off rate 1 state enable";
-        let expected = FunctionChange {
+        let expected = GuestSettings {
             mac: Some(Mac([2, 0, 0, 0, 0, 9])),
             vlan: Some(4094),
             qos: Some(7),

@@ -19,7 +19,7 @@ use api::channel::{
     ListFlows, ListFunctions, Method, NextHops, Outcome, PROTOCOL, Policy, Refusal, Renew, Request,
     Routes, SetFlows, SetFunction, Status, To, Version, Welcome, Withdraw,
 };
-use api::{Function, FunctionChange, FunctionSettings, LinkState, Mac};
+use api::{Function, FunctionSettings, GuestSettings, LinkState, Mac};
 use serde_json::Value;
 
 #[path = "common/model.rs"]
@@ -254,7 +254,7 @@ fn answer(tables: &mut Tables, request: &Request<'_>) -> Result<Value, Refusal> 
         SetFunction::NAME => {
             let SetFunction { pf, vf, change } = params(request)?;
             assert_eq!(pf, function(0).mac);
-            let FunctionChange { vlan: Some(vlan), rate: Some(rate), mac: Some(mac), .. } = change
+            let GuestSettings { vlan: Some(vlan), rate: Some(rate), mac: Some(mac), .. } = change
             else {
                 return Err(Refusal::NotAllowed);
             };

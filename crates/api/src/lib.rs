@@ -59,8 +59,8 @@ pub use size::{BadSize, MemorySize};
 pub use source::{BadImageSource, BadStoreAddress, ImageSource, StoreAddress};
 pub use time::{BadTimestamp, Timestamp};
 pub use vf::{
-    Function, FunctionChange, FunctionSettings, GuestLimits, GuestRight, GuestSettings, MAX_VFS,
-    NotSet, Pf, PfConfig, PfFunction,
+    Function, FunctionSettings, GuestLimits, GuestRight, GuestSettings, MAX_VFS, NotSet, Pf,
+    PfConfig, PfFunction,
 };
 pub use vlan::{BadVlanSet, VLAN_MAX, VlanSet};
 pub use vm::{Vm, VmConfig};

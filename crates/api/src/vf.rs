@@ -2,7 +2,7 @@
 
 mod guest;
 
-pub use guest::{FunctionChange, FunctionSettings, GuestLimits, GuestRight, GuestSettings, NotSet};
+pub use guest::{FunctionSettings, GuestLimits, GuestRight, GuestSettings, NotSet};
 
 use crate::channel::FlowLimits;
 use crate::port::config::in_range;

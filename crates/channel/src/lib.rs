@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::channel::{
     ChannelFunction, Ends, Flow, FlowCursor, Flows, HopCount, Selector, SourceCheck,
 };
-use api::{Function, FunctionChange, Mac, Name};
+use api::{Function, GuestSettings, Mac, Name};
 
 /// What the host knows.
 pub trait World {
@@ -79,7 +79,7 @@ pub enum Later {
         /// Which.
         function: Function,
         /// What is asked for; it may be wrong, or not allowed.
-        change: FunctionChange,
+        change: GuestSettings,
         /// The boot in which it is asked for, if the agent says that.
         boot: Option<String>,
     },

@@ -176,7 +176,7 @@ impl<P: Copy + Eq + std::fmt::Debug> Session<P> {
                 let mut later = None;
                 let step = self.renewing(&request, now, |session, params: SetFunction| {
                     let found = function(params.pf, params.vf, world)?;
-                    if params.change.is_empty() {
+                    if params.change.is_default() {
                         return Err(Failed::new(Refusal::BadParams, "there is nothing to set"));
                     }
                     let boot = session.agent.as_ref().and_then(|agent| agent.boot.clone());

@@ -10,7 +10,7 @@ use api::channel::{
     Outcome, PlacedInterface as Where, Policy, Refusal, Renew, Request, Routes, Selector,
     SetFunction, ShowFunction, SourceCheck, Status, To, Transport, Via, Withdraw,
 };
-use api::{Function, FunctionChange, FunctionSettings, LinkState, Mac, Name};
+use api::{Function, FunctionSettings, GuestSettings, LinkState, Mac, Name};
 use proptest::prelude::*;
 
 use super::*;
@@ -796,11 +796,11 @@ fn what_is_set_on_a_function_is_answered_later() {
 
     let asked = line(&mut session, &set(pf, 254, ",\"vlan\":10,\"spoofchk\":true,\"rate\":5"));
     assert_eq!((asked.id, &asked.answer[..], &asked.actions[..]), (Some(1), &[][..], &[][..]));
-    let change = FunctionChange {
+    let change = GuestSettings {
         vlan: Some(10),
         spoofchk: Some(true),
         rate: Some(5),
-        ..FunctionChange::default()
+        ..GuestSettings::default()
     };
     let function = everything[255].function.clone();
     assert_eq!(asked.later, Some(Later::Set { function, change, boot }));

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{HopCount, Method};
-use crate::{Function, FunctionChange, FunctionSettings, Mac, Name};
+use crate::{Function, FunctionSettings, GuestSettings, Mac, Name};
 
 /// Asks for the functions of the VM, by the name of their PF, each PF before its VFs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,9 +77,9 @@ pub struct SetFunction {
     pub pf: Mac,
     /// Its number.
     pub vf: u16,
-    /// What is to be set; a name that is none of its is refused.
+    /// What is to be set, see [`PfConfig::ask`](crate::PfConfig::ask); a name that is none of its is refused.
     #[serde(flatten)]
-    pub change: FunctionChange,
+    pub change: GuestSettings,
 }
 
 impl Method for SetFunction {

@@ -2,8 +2,9 @@
 //!
 //! The operator's settings of a function ([`PfConfig::port`]) are what the guest is given. By itself it may
 //! take away from that, and give it back: be held to its address, leave all VLANs but one, send less. To
-//! go beyond it needs a right ([`GuestRight`]). What it has set is kept apart ([`GuestSettings`]), and what
-//! it may no longer do does not count, so that an operator's change always holds at once.
+//! go beyond it needs a right ([`GuestRight`]). What it has set is kept apart, in the form in which it asks
+//! for more ([`GuestSettings`]), and what it may no longer do does not count, so that an operator's change
+//! always holds at once.
 
 use std::collections::BTreeSet;
 
@@ -135,33 +136,6 @@ pub struct GuestSettings {
     pub state: Option<LinkState>,
 }
 
-/// What a guest asks to be set on a function. What is absent stays.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct FunctionChange {
-    /// Address of the card; zero: the one it has by itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mac: Option<Mac>,
-    /// VLAN of its frames, which the guest sees without a tag; 0: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u16>,
-    /// Priority in the tags of these frames, 0 to 7. Another VLAN has none of before.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub qos: Option<u8>,
-    /// Frames from other addresses are dropped.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spoofchk: Option<bool>,
-    /// Any address is learned behind it, and it gets frames to unknown ones.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trust: Option<bool>,
-    /// Mbit/s that come from it at most; 0: all it can send.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rate: Option<u32>,
-    /// When it has a link.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub state: Option<LinkState>,
-}
-
 /// What holds for a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct FunctionSettings {
@@ -196,13 +170,6 @@ pub enum NotSet {
 impl GuestSettings {
     /// Whether nothing is set.
     pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-impl FunctionChange {
-    /// Whether nothing is asked for.
-    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
@@ -365,7 +332,8 @@ impl PfConfig {
         }
     }
 
-    /// What the guest has set on a function, after `asked`: all of that holds then.
+    /// What the guest has set on a function, after `asked`: all of that holds then, and what is absent there
+    /// stays. The address zero is the card's own; another VLAN has no priority of before.
     ///
     /// # Errors
     /// Why nothing of it is set.
@@ -373,7 +341,7 @@ impl PfConfig {
         &self,
         port: &Name,
         guest: &GuestSettings,
-        asked: &FunctionChange,
+        asked: &GuestSettings,
     ) -> Result<GuestSettings, NotSet> {
         asked.check()?;
         let bounds = self.bounds(port);

@@ -11,8 +11,8 @@ use crate::plane::{Plane, PortHandle};
 use crate::state::{Books, StateFile};
 use api::channel::{ChannelFunction, Failed, FlowCursor, Flows, HopCount, Refusal};
 use api::{
-    Error, Function, FunctionChange, GuestLimits, GuestSettings, Mac, Name, NotSet, PfConfig,
-    PortConfig, PortKind, PortState,
+    Error, Function, GuestLimits, GuestSettings, Mac, Name, NotSet, PfConfig, PortConfig, PortKind,
+    PortState,
 };
 use channel::{FlowPf, Later};
 use parking_lot::RwLock;
@@ -267,7 +267,7 @@ impl VmPorts {
     async fn set(
         &self,
         function: &Function,
-        change: &FunctionChange,
+        change: &GuestSettings,
         boot: Option<String>,
     ) -> Changed {
         let _changing = self.changing.lock().await;

@@ -17,20 +17,20 @@ fn pf(policy: PortPolicy, may: &[GuestRight]) -> PfConfig {
     pf
 }
 
-fn ask(pf: &PfConfig, change: FunctionChange) -> Result<FunctionSettings, NotSet> {
+fn ask(pf: &PfConfig, change: GuestSettings) -> Result<FunctionSettings, NotSet> {
     ask_after(pf, &GuestSettings::default(), change).map(|after| pf.settings(&name(VF), &after))
 }
 
 fn ask_after(
     pf: &PfConfig,
     before: &GuestSettings,
-    change: FunctionChange,
+    change: GuestSettings,
 ) -> Result<GuestSettings, NotSet> {
     pf.ask(&name(VF), before, &change)
 }
 
-fn change() -> FunctionChange {
-    FunctionChange::default()
+fn change() -> GuestSettings {
+    GuestSettings::default()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn without_limits_it_may_all_but_keep_anothers_address() {
         state: LinkState::Auto,
     };
     assert_eq!(before, nothing);
-    let all = FunctionChange {
+    let all = GuestSettings {
         mac: Some(OTHER),
         vlan: Some(10),
         qos: Some(3),
@@ -73,7 +73,7 @@ fn without_limits_it_may_all_but_keep_anothers_address() {
     assert_eq!((port.vlan, port.card(&name(VF))), (Some(10), Some(OTHER)));
     assert!(port.check().is_ok());
     // All of it back, and nothing is left.
-    let back = FunctionChange {
+    let back = GuestSettings {
         mac: Some(Mac([0; 6])),
         vlan: Some(0),
         qos: None,
@@ -84,8 +84,8 @@ fn without_limits_it_may_all_but_keep_anothers_address() {
     };
     assert_eq!(ask_after(&pf, &guest, back), Ok(GuestSettings::default()));
     // Its own address alone may be kept from others.
-    assert!(ask(&pf, FunctionChange { trust: Some(false), ..change() }).is_ok());
-    let both = FunctionChange { trust: Some(false), mac: Some(OTHER), ..change() };
+    assert!(ask(&pf, GuestSettings { trust: Some(false), ..change() }).is_ok());
+    let both = GuestSettings { trust: Some(false), mac: Some(OTHER), ..change() };
     assert!(matches!(ask(&pf, both), Err(NotSet::NotAllowed(why)) if why.contains("trust")));
     assert!(ask(&PfConfig { guest: limits(&[GuestRight::Mac]), ..pf }, both).is_ok());
 }
@@ -105,15 +105,15 @@ fn what_the_operator_took_needs_a_right() {
         ..PortPolicy::default()
     };
     for (right, wanted) in [
-        (M, FunctionChange { mac: Some(OTHER), ..change() }),
-        (Vlan, FunctionChange { vlan: Some(30), ..change() }),
-        (Vlan, FunctionChange { vlan: Some(0), ..change() }),
-        (Vlan, FunctionChange { qos: Some(7), ..change() }),
-        (Spoofchk, FunctionChange { spoofchk: Some(false), ..change() }),
-        (Trust, FunctionChange { trust: Some(true), ..change() }),
-        (Rate, FunctionChange { rate: Some(101), ..change() }),
-        (Rate, FunctionChange { rate: Some(0), ..change() }),
-        (State, FunctionChange { state: Some(LinkState::Auto), ..change() }),
+        (M, GuestSettings { mac: Some(OTHER), ..change() }),
+        (Vlan, GuestSettings { vlan: Some(30), ..change() }),
+        (Vlan, GuestSettings { vlan: Some(0), ..change() }),
+        (Vlan, GuestSettings { qos: Some(7), ..change() }),
+        (Spoofchk, GuestSettings { spoofchk: Some(false), ..change() }),
+        (Trust, GuestSettings { trust: Some(true), ..change() }),
+        (Rate, GuestSettings { rate: Some(101), ..change() }),
+        (Rate, GuestSettings { rate: Some(0), ..change() }),
+        (State, GuestSettings { state: Some(LinkState::Auto), ..change() }),
     ] {
         let others: Vec<GuestRight> =
             GuestRight::ALL.iter().copied().filter(|other| *other != right).collect();
@@ -131,7 +131,7 @@ fn what_the_operator_took_needs_a_right() {
         assert_eq!(with(&[]).port_with(&name(VF), &guest), given);
     }
     // As it is anyway, it may be said.
-    let same = FunctionChange {
+    let same = GuestSettings {
         mac: Some(Mac::of_port("web", VF)),
         vlan: Some(0),
         qos: None,
@@ -142,7 +142,7 @@ fn what_the_operator_took_needs_a_right() {
     };
     let none = GuestSettings::default();
     assert_eq!(ask_after(&pf(policy.clone(), &[]), &none, same), Ok(none));
-    assert!(ask(&pf(policy, &[]), FunctionChange { rate: Some(99), ..change() }).is_ok());
+    assert!(ask(&pf(policy, &[]), GuestSettings { rate: Some(99), ..change() }).is_ok());
 }
 
 #[test]
@@ -153,13 +153,13 @@ fn a_trunk_is_where_it_may_choose() {
         ..pf(PortPolicy::default(), may)
     };
     for (vlan, allowed) in [(10, true), (25, true), (5, true), (31, false), (0, true)] {
-        let asked = FunctionChange { vlan: Some(vlan), ..change() };
+        let asked = GuestSettings { vlan: Some(vlan), ..change() };
         assert_eq!(ask(&trunk(&[]), asked).is_ok(), allowed, "{vlan}");
         assert!(ask(&trunk(&[GuestRight::Vlan]), asked).is_ok());
     }
     let none = GuestSettings::default();
     let guest =
-        ask_after(&trunk(&[]), &none, FunctionChange { vlan: Some(25), ..change() }).unwrap();
+        ask_after(&trunk(&[]), &none, GuestSettings { vlan: Some(25), ..change() }).unwrap();
     let port = trunk(&[]).port_with(&name(VF), &guest);
     assert_eq!((port.vlan, port.trunk, port.native), (Some(25), None, None));
     assert_eq!(trunk(&[]).port_with(&name(VF), &none).native, Some(5));
@@ -171,7 +171,7 @@ fn a_rate_has_a_highest() {
     pf.guest.max_rate = Some(2000);
     assert!(pf.check().is_ok());
     for (rate, allowed) in [(1, true), (2000, true), (2001, false), (1_000_000, false)] {
-        let asked = FunctionChange { rate: Some(rate), ..change() };
+        let asked = GuestSettings { rate: Some(rate), ..change() };
         assert_eq!(ask(&pf, asked).is_ok(), allowed, "{rate}");
     }
     pf.guest.may.clear();
@@ -184,15 +184,15 @@ fn a_rate_has_a_highest() {
 fn what_makes_no_sense_is_refused() {
     let pf = pf(PortPolicy::default(), GuestRight::ALL);
     for wrong in [
-        FunctionChange { vlan: Some(4095), ..change() },
-        FunctionChange { vlan: Some(1), qos: Some(8), ..change() },
-        FunctionChange { qos: Some(1), ..change() },
-        FunctionChange { vlan: Some(0), qos: Some(1), ..change() },
-        FunctionChange { rate: Some(1_000_001), ..change() },
+        GuestSettings { vlan: Some(4095), ..change() },
+        GuestSettings { vlan: Some(1), qos: Some(8), ..change() },
+        GuestSettings { qos: Some(1), ..change() },
+        GuestSettings { vlan: Some(0), qos: Some(1), ..change() },
+        GuestSettings { rate: Some(1_000_001), ..change() },
     ] {
         assert!(matches!(ask(&pf, wrong), Err(NotSet::Wrong(_))), "{wrong:?}");
     }
-    let group = FunctionChange { mac: Some(Mac([1, 0, 0, 0, 0, 1])), ..change() };
+    let group = GuestSettings { mac: Some(Mac([1, 0, 0, 0, 0, 1])), ..change() };
     assert_eq!(ask(&pf, group), Err(NotSet::NotUnicast));
 }
 
@@ -200,13 +200,13 @@ fn what_makes_no_sense_is_refused() {
 fn another_vlan_has_no_priority_of_before() {
     let pf = pf(PortPolicy::default(), &[]);
     let none = GuestSettings::default();
-    let asked = FunctionChange { vlan: Some(10), qos: Some(3), ..change() };
+    let asked = GuestSettings { vlan: Some(10), qos: Some(3), ..change() };
     let guest = ask_after(&pf, &none, asked).unwrap();
-    let other = ask_after(&pf, &guest, FunctionChange { qos: Some(4), ..change() }).unwrap();
+    let other = ask_after(&pf, &guest, GuestSettings { qos: Some(4), ..change() }).unwrap();
     assert_eq!((other.vlan, other.qos), (Some(10), Some(4)));
-    let moved = ask_after(&pf, &guest, FunctionChange { vlan: Some(11), ..change() }).unwrap();
+    let moved = ask_after(&pf, &guest, GuestSettings { vlan: Some(11), ..change() }).unwrap();
     assert_eq!((moved.vlan, moved.qos), (Some(11), None));
-    let gone = ask_after(&pf, &guest, FunctionChange { vlan: Some(0), ..change() }).unwrap();
+    let gone = ask_after(&pf, &guest, GuestSettings { vlan: Some(0), ..change() }).unwrap();
     assert!(gone.is_default());
 }
 
@@ -214,12 +214,12 @@ fn link() -> impl Strategy<Value = LinkState> {
     prop_oneof![Just(LinkState::Auto), Just(LinkState::Enable), Just(LinkState::Disable)]
 }
 
-fn changes() -> impl Strategy<Value = FunctionChange> {
+fn changes() -> impl Strategy<Value = GuestSettings> {
     use proptest::option::of;
     let mac = of((0..3_u8).prop_map(|n| Mac([2, 0, 0, 0, 0, n])));
     let (vlan, qos, rate) = (of(0..4_u16), of(0..8_u8), of(0..4_u32));
     (mac, vlan, qos, of(any::<bool>()), of(any::<bool>()), rate, of(link())).prop_map(
-        |(mac, vlan, qos, spoofchk, trust, rate, state)| FunctionChange {
+        |(mac, vlan, qos, spoofchk, trust, rate, state)| GuestSettings {
             mac,
             vlan,
             qos,
