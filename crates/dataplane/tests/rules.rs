@@ -38,12 +38,17 @@ impl Ports {
 
     fn rules(&self, port: usize, rules: RuleSet) {
         let rules = RuleSet { own: self.ports.clone(), connections: 100, ..rules };
-        self.plane.run(self.plane.host.set_rules(self.ports[port], Some(rules))).unwrap();
+        self.set(port, Some(rules));
+    }
+
+    fn set(&self, port: usize, rules: Option<RuleSet>) {
+        let sets = vec![(self.ports[port], rules)];
+        self.plane.run(self.plane.host.set_all_rules(sets)).unwrap();
     }
 
     fn counts(&self, port: usize) -> Vec<u64> {
-        let stats = self.plane.host.rule_stats(self.ports[port]);
-        stats.into_iter().map(|(_, stats)| stats.packets).collect()
+        let status = self.plane.host.rules_status(self.ports[port]).unwrap();
+        status.rules.into_iter().map(|(_, count)| count.packets).collect()
     }
 
     /// Sends a frame, which these get in this form, and nobody else anything.
@@ -127,7 +132,7 @@ fn what_a_port_sends_is_judged_first() {
     net.expect(0, &eth(BROADCAST, mac(0), &[1; 46]), &[]);
     net.expect(0, &dns, &[(1, &dns)]);
     assert_eq!((net.counts(0), net.dropped(0, DropReason::RuleDrop)), (vec![4], 5));
-    net.plane.run(net.plane.host.set_rules(net.ports[0], None)).unwrap();
+    net.set(0, None);
     net.expect(0, &other, &[(1, &other)]);
     net.plane.end();
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use switch::PortId;
-use switch::rules::{PortRules, RuleError, RuleId, RuleSet, RuleStats};
+use switch::rules::{PortRules, RuleError, RuleSet, RuleStats};
 
 use super::Host;
 use crate::error::HostError;
@@ -19,17 +19,8 @@ pub(super) fn compile(
 }
 
 impl Host {
-    /// The flow rules of a port; `None`: it has none. All of them are replaced at once, and those that
-    /// stay go on counting. Returns when they hold for every frame.
-    ///
-    /// # Errors
-    ///
-    /// The port does not exist, or a rule makes no sense or is too much.
-    pub async fn set_rules(&self, id: PortId, rules: Option<RuleSet>) -> Result<(), HostError> {
-        self.set_all_rules(vec![(id, rules)]).await
-    }
-
-    /// [`Host::set_rules`] of several ports: all at once, or nothing.
+    /// The flow rules of these ports, all at once or nothing; `None`: a port has none. All rules of a port
+    /// are replaced, and those that stay go on counting. Returns when they hold for every frame.
     ///
     /// # Errors
     ///
@@ -46,13 +37,6 @@ impl Host {
         };
         switch.set_all_rules(compiled)?;
         self.settle().await
-    }
-
-    /// What each flow rule of a port has done: those for frames from it first.
-    pub fn rule_stats(&self, id: PortId) -> Vec<(RuleId, RuleStats)> {
-        let snapshot = self.0.switch.snapshot();
-        let rules = snapshot.rules(id).into_iter().flat_map(PortRules::stats);
-        rules.map(|(rule, stats)| (rule.id, stats)).collect()
     }
 
     /// What the flow rules of a port have done, and what no rule matched. `None`: it has none.
