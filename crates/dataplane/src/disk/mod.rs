@@ -27,7 +27,6 @@ pub(crate) mod reach;
 pub(crate) mod request;
 mod ring;
 mod slow;
-mod steps;
 
 use std::io;
 use std::sync::Arc;

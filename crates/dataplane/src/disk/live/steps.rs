@@ -1,8 +1,8 @@
 //! How a disk's requests are carried out.
 //!
 //! [`LiveDisk::go`] does the next step of a request until it has ended or somebody else is at it:
-//! the ring, another thread, or the store on another host. [`LiveDisk::go_on`] takes up what comes back. A transfer that moved
-//! less than it should goes on with the rest.
+//! the ring, another thread, or the store on another host. [`LiveDisk::go_on`] takes up what comes back. A
+//! transfer that moved less than it should goes on with the rest; a step that fails ends its request.
 //!
 //! Writes go past an image to where it says its bytes are; while any does, nothing is cleared, and
 //! while anything is cleared or waits for that, none does.
@@ -14,12 +14,11 @@ use std::sync::Arc;
 use guestmem::{Access, Transfer};
 use sys::uring::Operation;
 
-use super::DiskCommand;
-use super::file::Manner;
-use super::image::DiskImage;
-use super::live::{Ended, LiveDisk, Tools};
-use super::request::{Job, Request, Work};
-use super::slow;
+use super::{Ended, LiveDisk, Tools};
+use crate::disk::file::Manner;
+use crate::disk::image::DiskImage;
+use crate::disk::request::{Job, Request, Work};
+use crate::disk::{DiskCommand, slow};
 use crate::worker::Command;
 
 /// What became of a step.
