@@ -1,21 +1,27 @@
-//! A connection from another host, on which an image is open.
+//! A connection from another host, on which an image is open: a queue of requests like a guest's.
+//!
+//! It belongs to a [`LiveQueue`](super::queue::LiveQueue), on whose worker all of this runs. What the client
+//! says is judged here, and its data kept in a [`Pool`]; what makes no sense is a [`Fault`], which ends the
+//! connection.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
+mod lines;
+
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 use disk::SECTOR;
 use disk::counters::Kind;
 use disk::request::Range;
-use fabric::{Depth, Fabric, Registration, Remote, Rights};
-use guestmem::{Access, Segments};
+use fabric::{Depth, Fabric, Rights};
+use guestmem::Access;
 use line::rma::Fresh;
-use line::{LARGE, Rma, Wire, WireError};
+use line::{Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, Item};
-use remote::{Buffer, MAX_DATA, Operation, Server, Status};
+use remote::{MAX_DATA, Operation, Server, Status};
 
+use self::lines::{Line, Moved, Streamed};
 use super::pool::Pool;
 use super::queue::{Fault, Judge, Popped, Waker};
 use super::request::{Frame, Job, Origin, Request, Work};
@@ -34,45 +40,13 @@ pub(crate) struct Connection {
     looks: u32,
 }
 
-/// What requests come by.
-enum Line {
-    /// With their data.
-    Wire(Streamed),
-    /// Without: the client's memory is reached.
-    Rma(Moved),
-}
-
-/// Requests with their data, in a stream.
-struct Streamed {
-    wire: Wire,
-    /// A write whose data is arriving, and what of it is missing.
-    arriving: Option<(Box<Frame>, Segments)>,
-    /// Reads whose data is being sent, by tag.
-    sending: BTreeMap<u64, Box<Frame>>,
-}
-
-/// Requests whose data is moved from and to the client's memory.
-struct Moved {
-    rma: Box<Rma>,
-    /// The pool.
-    memory: Registration,
-    /// Writes whose data is on its way, and reads, by the number of the move. Tags are the client's, who
-    /// may use one twice.
-    fetching: BTreeMap<u64, Box<Frame>>,
-    storing: BTreeMap<u64, Box<Frame>>,
-    next: u64,
-    /// The fabric was asked, and all that it had is being taken.
-    asked: bool,
-}
-
 impl Connection {
     /// The client was told so much of the image; `write`: it may write.
     ///
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn new(wire: Wire, opened: Opened, write: bool) -> io::Result<Connection> {
-        let (arriving, sending) = (None, BTreeMap::new());
-        let line = Line::Wire(Streamed { wire, arriving, sending });
+        let line = Line::Wire(Streamed::new(wire));
         Ok(Connection { line, pool: pool(&opened)?, server: Server::new(opened, write), looks: 0 })
     }
 
@@ -90,15 +64,7 @@ impl Connection {
         let pool = pool(&opened)?;
         let memory = fabric.register(pool.memory(), Rights::Local).map_err(io::Error::other)?;
         let rma = Rma::new(fabric, endpoint, opened.requests, None)?;
-        let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
-        let line = Line::Rma(Moved {
-            rma: Box::new(rma),
-            memory,
-            fetching,
-            storing,
-            next: 0,
-            asked: false,
-        });
+        let line = Line::Rma(Moved::new(rma, memory));
         Ok(Connection { line, pool, server: Server::new(opened, write), looks: 0 })
     }
 
@@ -363,68 +329,6 @@ impl Connection {
         }
         Ok(())
     }
-}
-
-impl Line {
-    /// Whether it sends what a request reads from a file in memory, without a copy. What is short is found out
-    /// before a reply begins.
-    fn sends(&self, file: &File, request: &remote::Request) -> bool {
-        let Line::Wire(Streamed { wire, .. }) = self else { return false };
-        let remote::Request { operation, offset, length, .. } = *request;
-        let end = offset.saturating_add(length);
-        operation == Operation::Read
-            && length >= LARGE
-            && wire.is_plain()
-            && file.metadata().is_ok_and(|about| end <= about.len())
-    }
-}
-
-impl Moved {
-    /// Asks the fabric what has happened: once for all that it then has.
-    fn ask(&mut self) -> Result<(), WireError> {
-        self.rma.flush()?;
-        // What came before the end is answered to nobody.
-        self.rma.poll()?;
-        if self.rma.told().is_some() {
-            return Err(WireError::Unexpected("a number that nobody asked for"));
-        }
-        self.asked = true;
-        Ok(())
-    }
-
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    /// Fetches the data of a write.
-    fn fetch(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
-        let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
-        let number = self.number();
-        self.rma.read(local, remotes(&frame), number)?;
-        self.fetching.insert(number, frame);
-        Ok(())
-    }
-
-    /// Brings the data of a read.
-    fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
-        let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
-        let (number, told) = (self.number(), frame.tag as u32);
-        if self.rma.fabric().delivers() {
-            self.rma.deliver(local, remotes(&frame), told, number)?;
-        } else {
-            self.rma.write(local, remotes(&frame), number)?;
-        }
-        self.storing.insert(number, frame);
-        Ok(())
-    }
-}
-
-const ELSEWHERE: WireError = WireError::Unexpected("memory that is not the pool's");
-
-fn remotes(frame: &Frame) -> Vec<Remote> {
-    let one = |&Buffer { address, key, length }: &Buffer| Remote { address, key, length };
-    frame.request.buffers.iter().map(one).collect()
 }
 
 /// What a client may say.
