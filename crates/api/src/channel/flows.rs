@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Done, Method};
 use crate::Mac;
 use crate::rule::{FlowDefault, FlowPort, FlowRule, FlowVerdict};
 
@@ -155,14 +154,4 @@ impl SetFlows {
             part: None,
         }
     }
-}
-
-impl Method for SetFlows {
-    const NAME: &'static str = "flow.set";
-    type Result = Done;
-}
-
-impl Method for ListFlows {
-    const NAME: &'static str = "flow.list";
-    type Result = Flows;
 }

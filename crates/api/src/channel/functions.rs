@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{HopCount, Method};
+use super::HopCount;
 use crate::{Function, FunctionSettings, GuestSettings, Mac, Name};
 
 /// Asks for the functions of the VM, by the name of their PF, each PF before its VFs.
@@ -49,11 +49,6 @@ pub struct ChannelFunction {
     pub dropped: u64,
 }
 
-impl Method for ListFunctions {
-    const NAME: &'static str = "vf.list";
-    type Result = Functions;
-}
-
 /// Asks what holds for a VF.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,11 +57,6 @@ pub struct ShowFunction {
     pub pf: Mac,
     /// Its number.
     pub vf: u16,
-}
-
-impl Method for ShowFunction {
-    const NAME: &'static str = "vf.show";
-    type Result = FunctionSettings;
 }
 
 /// Sets what it names on a VF, all of it or nothing. The answer is what holds then.
@@ -80,9 +70,4 @@ pub struct SetFunction {
     /// What is to be set, see [`PfConfig::ask`](crate::PfConfig::ask); a name that is none of its is refused.
     #[serde(flatten)]
     pub change: GuestSettings,
-}
-
-impl Method for SetFunction {
-    const NAME: &'static str = "vf.set";
-    type Result = FunctionSettings;
 }
