@@ -1,15 +1,17 @@
 //! Lists: as much of them as fits a line.
 
+use std::ops::Bound;
+
 use api::Mac;
 use api::channel::{
-    Counted, CountedNextHop, Counters, Failed, FlowCursor, Flows, Functions, HopCount, LINE_MAX,
-    ListFlows, ListFunctions, Refusal,
+    ConnectionCount, ConnectionCounters, Counted, CountedConnections, CountedNextHop, Counters,
+    Failed, FlowCursor, Flows, Functions, HopCount, LINE_MAX, ListFlows, ListFunctions, Refusal,
 };
 
-use crate::{FlowPf, World};
+use crate::{Delegation, FlowPf, World};
 
 /// Room for what is around a list in an answer, bytes.
-pub(crate) const ENVELOPE: usize = 512;
+const ENVELOPE: usize = 512;
 
 /// As many functions as fit a line.
 pub(crate) fn functions<P>(params: &ListFunctions, world: &impl World<Port = P>) -> Functions {
@@ -65,7 +67,7 @@ pub(crate) fn flows<P>(params: &ListFlows, world: &impl World<Port = P>) -> Resu
 }
 
 /// Takes room for one more, if there is enough.
-pub(crate) fn takes(room: &mut usize, one: &impl serde::Serialize) -> bool {
+fn takes(room: &mut usize, one: &impl serde::Serialize) -> bool {
     let size = serde_json::to_vec(one).map_or(usize::MAX, |text| text.len() + 1);
     match room.checked_sub(size) {
         Some(left) => {
@@ -91,6 +93,29 @@ pub(crate) fn counted(Counters { after }: Counters, world: &impl World) -> Count
             break;
         }
         counted.nexthops.push(one);
+    }
+    counted
+}
+
+/// As many connections as fit a line.
+pub(crate) fn counted_connections<P: Copy + Eq + std::fmt::Debug>(
+    delegation: &Delegation<P>,
+    ConnectionCounters { after }: ConnectionCounters,
+    world: &impl World<Port = P>,
+) -> CountedConnections {
+    let mut counted = CountedConnections::default();
+    let mut room = LINE_MAX - ENVELOPE;
+    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+    for flow in delegation.connections().range((from, Bound::Unbounded)).map(|(f, _)| f) {
+        let one = ConnectionCount { flow: *flow, count: world.connection_count(flow) };
+        if one.count.packets == 0 {
+            continue;
+        }
+        if !takes(&mut room, &one) {
+            counted.more = true;
+            break;
+        }
+        counted.connections.push(one);
     }
     counted
 }
