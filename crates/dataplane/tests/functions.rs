@@ -5,7 +5,6 @@
 
 mod common;
 
-use std::thread;
 use std::time::Duration;
 
 use common::frames::{BROADCAST, eth, mac};
@@ -13,8 +12,7 @@ use common::plane::Plane;
 use common::process::{Holdings, alone};
 use common::vm::{Guest, Vm, fds};
 use common::wait;
-use dataplane::{PortState, WorkerState};
-use pace::Vigil;
+use dataplane::PortState;
 use testkit::frontend::{Frontend, feature, protocol, request};
 
 /// What QEMU 11.1 says at its start of a VF that its guest has not enabled: features are asked for and
@@ -144,23 +142,7 @@ fn disabled_functions_cost_nothing() {
     let delivered = ports.iter().map(|port| plane.status(*port).to_port.frames).sum::<u64>();
     let dropped = ports.iter().map(|port| plane.status(*port).drops.len()).sum::<usize>();
     assert_eq!((delivered, dropped), (0, 0));
-    plane.wait_asleep();
-    let sleeps = || plane.host.workers().iter().map(|worker| worker.sleeps).collect::<Vec<_>>();
-    wait(
-        || format!("the end of sleeping: {:?}", sleeps()),
-        || {
-            let before = sleeps();
-            thread::sleep(Duration::from_nanos(2 * Vigil::REST_MAX));
-            before == sleeps()
-        },
-    );
-    let idle = plane.host.workers();
-    // Not a limit for anything: what the idle have done by then is nothing.
-    thread::sleep(Duration::from_secs(2));
-    for (before, now) in idle.iter().zip(plane.host.workers()) {
-        assert_eq!((before.polls, before.sleeps), (now.polls, now.sleeps), "{now:?}");
-        assert_eq!(now.state, WorkerState::Asleep);
-    }
+    plane.assert_idle(Duration::from_secs(2));
     drop(frontends);
     for port in ports {
         plane.run(plane.host.remove_port(port)).unwrap();

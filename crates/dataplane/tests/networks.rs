@@ -24,12 +24,7 @@ struct Vlans {
 impl Vlans {
     fn new(modes: &[VlanMode], guest: &Guest) -> Vlans {
         let plane = Plane::new();
-        let (mut ports, mut vms) = (Vec::new(), Vec::new());
-        for (n, mode) in modes.iter().enumerate() {
-            let name = format!("vm{n}");
-            ports.push(plane.port_with(&name, |spec, _| spec.vlan = mode.clone()));
-            vms.push(plane.connect(&name, guest));
-        }
+        let (ports, vms) = plane.vms(modes, guest);
         Vlans { plane, ports, vms }
     }
 

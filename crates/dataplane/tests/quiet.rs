@@ -13,8 +13,7 @@ use common::pair::Pair;
 use common::plane::Plane;
 use common::vm::{Guest, Vm, sleep_on};
 use common::{Rng, wait};
-use dataplane::{Direction, WorkerState};
-use pace::Vigil;
+use dataplane::Direction;
 use testkit::frontend::request;
 
 /// Takes frames as a guest does that sleeps until it is interrupted. Returns how often it slept.
@@ -43,24 +42,7 @@ fn an_idle_worker_does_nothing_at_all() {
         assert_eq!(b.take(1).len(), 1);
     }
     a.drain();
-    plane.wait_asleep();
-    let sleeps = || plane.host.workers().iter().map(|worker| worker.sleeps).collect::<Vec<_>>();
-    wait(
-        || format!("the end of sleeping: {:?}", sleeps()),
-        || {
-            let before = sleeps();
-            thread::sleep(Duration::from_nanos(2 * Vigil::REST_MAX));
-            before == sleeps()
-        },
-    );
-    let before = plane.host.workers();
-    // Not a limit for anything: what the idle have done by then is nothing.
-    thread::sleep(Duration::from_millis(500));
-    for (before, now) in before.iter().zip(plane.host.workers()) {
-        assert_eq!((before.polls, before.sleeps), (now.polls, now.sleeps), "{now:?}");
-        assert_eq!(now.state, WorkerState::Asleep);
-        assert!(now.sleeps > 0);
-    }
+    plane.assert_idle(Duration::from_millis(500));
     plane.end();
 }
 

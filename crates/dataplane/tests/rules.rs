@@ -21,7 +21,7 @@ struct Ports {
 impl Ports {
     fn new(ports: usize, guest: &Guest) -> Ports {
         let plane = Plane::new();
-        let (ports, vms) = (0..ports).map(|n| plane.vm(&format!("vm{n}"), guest)).unzip();
+        let (ports, vms) = plane.vms(&vec![VlanMode::None; ports], guest);
         Ports { plane, ports, vms }
     }
 

@@ -12,6 +12,7 @@ use dataplane::{
     PortKind, PortSpec, PortState, PortStatus, SocketMode, Traffic, VhostSpec, VlanMode,
     WorkerState, WorkerStatus,
 };
+use pace::Vigil;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -141,6 +142,16 @@ impl Plane {
         (port, self.connect(name, guest))
     }
 
+    /// VMs on ports in these modes: `vm0`, `vm1` and so on.
+    pub(crate) fn vms(&self, modes: &[VlanMode], guest: &Guest) -> (Vec<PortId>, Vec<Vm>) {
+        let vm = |(n, mode): (usize, &VlanMode)| {
+            let name = format!("vm{n}");
+            let port = self.port_with(&name, |spec, _| spec.vlan = mode.clone());
+            (port, self.connect(&name, guest))
+        };
+        modes.iter().enumerate().map(vm).unzip()
+    }
+
     /// Returns once every worker has done what it was told before: a new port is known to all of
     /// them when it is made. It is of another network and connects to nobody.
     pub(crate) fn barrier(&self) {
@@ -177,6 +188,28 @@ impl Plane {
         let asleep = |worker: &WorkerStatus| worker.state == WorkerState::Asleep;
         let workers = || self.host.workers();
         wait(|| format!("sleep of {:#?}", workers()), || workers().iter().all(asleep));
+    }
+
+    /// Waits until all workers sleep and do not look up any more, and sees that they do nothing at all for so
+    /// long. That is no limit for anything: what the idle have done by then is nothing.
+    pub(crate) fn assert_idle(&self, long: Duration) {
+        self.wait_asleep();
+        let sleeps = || self.host.workers().iter().map(|worker| worker.sleeps).collect::<Vec<_>>();
+        wait(
+            || format!("the end of sleeping: {:?}", sleeps()),
+            || {
+                let before = sleeps();
+                thread::sleep(Duration::from_nanos(2 * Vigil::REST_MAX));
+                before == sleeps()
+            },
+        );
+        let before = self.host.workers();
+        thread::sleep(long);
+        for (before, now) in before.iter().zip(self.host.workers()) {
+            assert_eq!((before.polls, before.sleeps), (now.polls, now.sleeps), "{now:?}");
+            assert_eq!(now.state, WorkerState::Asleep);
+            assert!(now.sleeps > 0);
+        }
     }
 
     /// Waits until these ports have taken `frames` from their guests and all of them are
