@@ -161,33 +161,41 @@ pub struct Report {
 }
 
 /// A cell with all its systems, and the regime in which they are compared.
-pub(crate) struct Row<'a> {
-    pub(crate) cell: Cell,
+pub(crate) struct Row<'a, C = Cell, S = System, W = Window> {
+    pub(crate) cell: C,
     pub(crate) regime: Option<Regime>,
-    pub(crate) outcomes: Vec<&'a Outcome>,
+    pub(crate) outcomes: Vec<&'a Outcome<C, S, W>>,
 }
 
-impl Row<'_> {
-    pub(crate) fn of(&self, system: System) -> Option<&Outcome> {
+impl<C, S: Copy + PartialEq, W: Sample> Row<'_, C, S, W> {
+    pub(crate) fn of(&self, system: S) -> Option<&Outcome<C, S, W>> {
         self.outcomes.iter().copied().find(|outcome| outcome.system == system)
     }
 
     /// A figure of a system.
-    pub(crate) fn figure(
-        &self,
-        system: System,
-        value: impl Fn(&Window) -> Option<f64>,
-    ) -> Option<Summary> {
+    pub(crate) fn figure(&self, system: S, value: impl Fn(&W) -> Option<f64>) -> Option<Summary> {
         self.of(system)?.summary(self.regime?, value)
     }
 
+    /// One system's figure divided by another's, in each round in which both have one.
+    pub(crate) fn between(
+        &self,
+        one: S,
+        other: S,
+        value: impl Fn(&W) -> Option<f64>,
+    ) -> Option<Summary> {
+        ratio(self.of(one)?, self.of(other)?, self.regime?, value)
+    }
+}
+
+impl Row<'_> {
     /// A system's figure divided by hayate's, in each round in which both have one.
     pub(crate) fn ratio(
         &self,
         system: System,
         value: impl Fn(&Window) -> Option<f64>,
     ) -> Option<Summary> {
-        ratio(self.of(system)?, self.of(System::Hayate)?, self.regime?, value)
+        self.between(system, System::Hayate, value)
     }
 
     /// Whether a system came so near to the generator's limit that the generator is what limits.
@@ -230,20 +238,7 @@ impl Report {
 
     /// Cells in their order, each with the regime in which most can be compared.
     pub(crate) fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows: Vec<Row<'_>> = Vec::new();
-        for outcome in &self.outcomes {
-            match rows.last_mut().filter(|row| row.cell == outcome.cell) {
-                Some(row) => row.outcomes.push(outcome),
-                None => {
-                    let (cell, outcomes) = (outcome.cell, vec![outcome]);
-                    rows.push(Row { cell, regime: None, outcomes });
-                }
-            }
-        }
-        for row in &mut rows {
-            row.regime = common_regime(&row.outcomes);
-        }
-        rows
+        rows(&self.outcomes)
     }
 
     /// Writes all files into a directory, which is made if need be; their paths.
@@ -273,6 +268,26 @@ impl Report {
     pub fn markdown(&self) -> String {
         tables::markdown(self, &[])
     }
+}
+
+/// Cells in their order, each with the regime in which most can be compared.
+pub(crate) fn rows<C: Copy + PartialEq, S: PartialEq, W: Sample>(
+    outcomes: &[Outcome<C, S, W>],
+) -> Vec<Row<'_, C, S, W>> {
+    let mut rows: Vec<Row<'_, C, S, W>> = Vec::new();
+    for outcome in outcomes {
+        match rows.last_mut().filter(|row| row.cell == outcome.cell) {
+            Some(row) => row.outcomes.push(outcome),
+            None => {
+                let (cell, outcomes) = (outcome.cell, vec![outcome]);
+                rows.push(Row { cell, regime: None, outcomes });
+            }
+        }
+    }
+    for row in &mut rows {
+        row.regime = common_regime(&row.outcomes);
+    }
+    rows
 }
 
 /// One outcome's figure divided by another's, in each round in which both have one.

@@ -16,9 +16,8 @@ pub(crate) use tables::write;
 use super::cell::{Cell, Medium};
 use super::sut::System;
 use super::window::Window;
-use crate::place::Regime;
-use crate::report::{self, Sample, Version, common_regime};
-use crate::stats::{Summary, summary};
+use crate::report::{self, Sample, Version};
+use crate::stats::summary;
 
 /// All windows of a cell of a system.
 pub type Outcome = report::Outcome<Cell, System, Window>;
@@ -51,45 +50,13 @@ pub(super) const CPU: Value = |w| Some(w.cpu);
 const MILLION: Value = Window::cpu_for_a_million;
 const SERVER: Value = Window::server_for_a_million;
 
-/// A cell with all its systems, and the regime in which they are compared.
-pub(super) struct Row<'a> {
-    pub(super) cell: Cell,
-    regime: Option<Regime>,
-    outcomes: Vec<&'a Outcome>,
-}
-
-impl Row<'_> {
-    pub(super) fn of(&self, system: System) -> Option<&Outcome> {
-        self.outcomes.iter().copied().find(|outcome| outcome.system == system)
-    }
-
-    pub(super) fn figure(&self, system: System, value: Value) -> Option<Summary> {
-        self.of(system)?.summary(self.regime?, value)
-    }
-
-    /// One system's figure divided by another's, in each round in which both have one.
-    fn between(&self, one: System, other: System, value: Value) -> Option<Summary> {
-        report::ratio(self.of(one)?, self.of(other)?, self.regime?, value)
-    }
-}
+/// A cell of disks with all its systems.
+pub(super) type Row<'a> = report::Row<'a, Cell, System, Window>;
 
 impl Disks {
     /// Cells in their order, each with the regime in which most can be compared.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows: Vec<Row<'_>> = Vec::new();
-        for outcome in &self.outcomes {
-            match rows.last_mut().filter(|row| row.cell == outcome.cell) {
-                Some(row) => row.outcomes.push(outcome),
-                None => {
-                    let (cell, outcomes) = (outcome.cell, vec![outcome]);
-                    rows.push(Row { cell, regime: None, outcomes });
-                }
-            }
-        }
-        for row in &mut rows {
-            row.regime = common_regime(&row.outcomes);
-        }
-        rows
+        report::rows(&self.outcomes)
     }
 }
 

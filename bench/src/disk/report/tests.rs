@@ -2,6 +2,7 @@ use super::*;
 use crate::disk::Table;
 use crate::disk::cell::{self, Access, Job, Medium};
 use crate::disk::promises::promises;
+use crate::place::Regime;
 use crate::window::RoundTrips;
 
 fn window(round: u32, rate: f64, p50: f64) -> Window {
