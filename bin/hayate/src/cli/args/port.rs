@@ -1,4 +1,4 @@
-//! Ports, and what is enforced on them.
+//! `hayate port`, and what is enforced on ports.
 
 use std::path::PathBuf;
 

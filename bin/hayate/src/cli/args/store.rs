@@ -1,4 +1,4 @@
-//! What can be typed about stores.
+//! `hayate store`.
 
 use super::words;
 use api::{CpuList, DiskCache, Name};
