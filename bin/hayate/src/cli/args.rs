@@ -35,7 +35,7 @@ pub(crate) use router::RouterCommand;
 pub(crate) use stats::StatsArgs;
 pub(crate) use store::{StoreCert, StoreCommand, StoreServe};
 pub(crate) use vf::{VfCommand, VfCreate, VfSet};
-pub(crate) use vm::{LibvirtArgs, QemuArgs, VmAdd, VmCommand};
+pub(crate) use vm::{LibvirtArgs, QemuArgs, QemuForm, VmAdd, VmCommand};
 pub(crate) use worker::{Destination, PortQueue, WorkerCommand};
 
 const EXAMPLES: &str = "\

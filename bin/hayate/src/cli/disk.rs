@@ -229,11 +229,6 @@ fn with_vm(client: &Client, name: &Name) -> Result<(Disk, Option<Vm>), Failure> 
 
 fn print_qemu(client: &Client, args: &DiskQemu) -> Result<(), Failure> {
     let (disk, vm) = with_vm(client, &args.name)?;
-    let version = args.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST);
-    let arguments = qemu::disk_arguments(&disk, vm.as_ref(), version, args.packed);
-    if args.json {
-        return out::json(&arguments.as_flattened());
-    }
-    let shell = if args.shell { qemu::for_shell } else { qemu::plain };
-    out::text(&shell(&arguments))
+    let (version, packed) = (args.form.version(), args.form.packed);
+    out::arguments(&qemu::disk_arguments(&disk, vm.as_ref(), version, packed), &args.form)
 }

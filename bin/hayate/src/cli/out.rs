@@ -1,6 +1,8 @@
 //! Standard output.
 
+use super::args::QemuForm;
 use super::fail::Failure;
+use crate::render::qemu;
 use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
 
@@ -33,4 +35,13 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), Failure> {
 pub(super) fn json_line(value: &impl Serialize) -> Result<(), Failure> {
     let json = serde_json::to_string(value);
     text(&json.map_err(|error| Failure::host(error.to_string()))?)
+}
+
+/// Prints arguments for QEMU.
+pub(super) fn arguments(arguments: &[qemu::Argument], form: &QemuForm) -> Result<(), Failure> {
+    if form.json {
+        return json(&arguments.as_flattened());
+    }
+    let written = if form.shell { qemu::for_shell } else { qemu::plain };
+    text(&written(arguments))
 }

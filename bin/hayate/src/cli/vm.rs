@@ -81,7 +81,7 @@ fn with_all(client: &Client, name: &Name) -> Result<(Vm, Vec<Port>, Vec<Disk>), 
 
 pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
     let (vm, ports, disks) = with_all(client, &args.name)?;
-    let version = args.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST);
+    let version = args.form.version();
     if version < qemu::RELIABLE && !Path::new("/dev/kvm").exists() {
         // Beside the arguments, so that a script can go on.
         out::note(&format!(
@@ -95,15 +95,8 @@ pub(super) fn qemu(client: &Client, args: &QemuArgs) -> Result<(), Failure> {
             qemu::SRIOV
         ));
     }
-    let options = qemu::arguments(&vm, &ports, &disks, version, args.packed);
-    if args.json {
-        let words: Vec<&String> = options.iter().flatten().collect();
-        out::json(&words)
-    } else if args.shell {
-        out::text(&qemu::for_shell(&options))
-    } else {
-        out::text(&qemu::plain(&options))
-    }
+    let arguments = qemu::arguments(&vm, &ports, &disks, version, args.form.packed);
+    out::arguments(&arguments, &args.form)
 }
 
 pub(super) fn libvirt(client: &Client, args: &LibvirtArgs) -> Result<(), Failure> {

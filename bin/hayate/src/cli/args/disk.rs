@@ -6,6 +6,7 @@ use api::{DiskCache, ImageSource, MemorySize, Name, SocketMode, Transport};
 use clap::{Args, Subcommand};
 
 use super::image::TRANSPORTS;
+use super::vm::QemuForm;
 use super::{Output, words};
 
 #[derive(Debug, Subcommand)]
@@ -135,17 +136,6 @@ belong to a VM.")]
 pub(crate) struct DiskQemu {
     /// Its name
     pub(crate) name: Name,
-    /// Version of QEMU the arguments are for, like 9.2 [default: that of the installed one, else
-    /// the newest known]
-    #[arg(long, value_name = "VERSION")]
-    pub(crate) qemu_version: Option<crate::render::qemu::Version>,
-    /// Use packed rings instead of split ones
-    #[arg(long)]
-    pub(crate) packed: bool,
-    /// Quote the arguments and end lines with backslashes, to paste into a shell
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) shell: bool,
-    /// Print a JSON array of arguments
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) form: QemuForm,
 }

@@ -6,6 +6,7 @@ use api::{MemorySize, Name};
 use clap::{Args, Subcommand};
 
 use super::Output;
+use crate::render::qemu;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
@@ -69,10 +70,17 @@ Virtual functions (`hayate vf`) need QEMU 10.1 or later and a machine with PCI E
 pub(crate) struct QemuArgs {
     /// Its name
     pub(crate) name: Name,
+    #[command(flatten)]
+    pub(crate) form: QemuForm,
+}
+
+/// For which QEMU arguments are, and in what form they are printed.
+#[derive(Debug, Args)]
+pub(crate) struct QemuForm {
     /// Version of QEMU the arguments are for, like 9.2 [default: that of the installed one, else
     /// the newest known]
     #[arg(long, value_name = "VERSION")]
-    pub(crate) qemu_version: Option<crate::render::qemu::Version>,
+    pub(crate) qemu_version: Option<qemu::Version>,
     /// Use packed rings instead of split ones
     #[arg(long)]
     pub(crate) packed: bool,
@@ -82,6 +90,13 @@ pub(crate) struct QemuArgs {
     /// Print a JSON array of arguments
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl QemuForm {
+    /// The version to write for.
+    pub(crate) fn version(&self) -> qemu::Version {
+        self.qemu_version.or_else(qemu::installed).unwrap_or(qemu::NEWEST)
+    }
 }
 
 #[derive(Debug, Args)]
