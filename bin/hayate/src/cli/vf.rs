@@ -35,14 +35,14 @@ fn create(client: &Client, args: VfCreate) -> Result<(), Failure> {
         None => only_network(client)?,
     };
     let config = PfConfig {
-        queues: args.queues,
-        vlan: args.vlan,
-        trunk: args.trunk,
-        native: args.native,
-        mtu: args.mtu,
-        moderation: args.moderation,
-        mac_limit: args.mac_limit,
-        no_offload: args.no_offload,
+        queues: args.traffic.queues,
+        vlan: args.traffic.vlan,
+        trunk: args.traffic.trunk,
+        native: args.traffic.native,
+        mtu: args.traffic.mtu,
+        moderation: args.traffic.moderation,
+        mac_limit: args.traffic.mac_limit,
+        no_offload: args.traffic.no_offload,
         guest: args.guest.over(GuestLimits::default()),
         ..PfConfig::new(args.vm, network, args.vfs)
     };

@@ -79,39 +79,46 @@ pub(crate) struct PortAdd {
     /// tap: namespace the interface is made in, by name (`ip netns`) or path
     #[arg(long, value_name = "NS")]
     pub(crate) netns: Option<String>,
-    /// Queue pairs, 1 to 32 [default: vhost: as many as the VM has CPUs, at most 8; tap: 1]
+    #[command(flatten)]
+    pub(crate) traffic: TrafficArgs,
+    /// Worker that serves all its queues, by number [default: spread by load]
+    #[arg(long, value_name = "N")]
+    pub(crate) worker: Option<u16>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// How frames pass a port, be it one by itself or each of a PF's functions.
+#[derive(Debug, Args)]
+pub(crate) struct TrafficArgs {
+    /// Queue pairs, 1 to 32 [default: as many as the VM has CPUs, at most 8; tap: 1]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<u16>,
-    /// Access port: its untagged frames belong to this VLAN
+    /// Access port: its untagged frames belong to this VLAN, and it gets no tags
     #[arg(long, value_name = "VLAN", conflicts_with = "trunk")]
     pub(crate) vlan: Option<u16>,
-    /// Trunk port: VLANs whose tagged frames may pass, like 10,20-30
+    /// Trunk port: VLANs whose tagged frames may pass, like 10,20-30 [default: all]
     #[arg(long, value_name = "VLANS")]
     pub(crate) trunk: Option<VlanSet>,
     /// Trunk port: VLAN of untagged frames; without it they are dropped
     #[arg(long, value_name = "VLAN", requires = "trunk")]
     pub(crate) native: Option<u16>,
-    /// Largest IP packet in bytes; told to the guest, set on the interface
+    /// Largest IP packet in bytes; told to the guest, set on the interface (tap)
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u16>,
-    /// Worker that serves all its queues, by number [default: spread by load]
-    #[arg(long, value_name = "N")]
-    pub(crate) worker: Option<u16>,
-    /// vhost: when the guest is interrupted for frames it received: off, adaptive, or
+    /// When the guest is interrupted for frames it received (vhost): off, adaptive, or
     /// FRAMES,MICROSECONDS [default: adaptive]
     #[arg(long, value_name = "HOW")]
     pub(crate) moderation: Option<Moderation>,
-    /// Addresses learned behind it at most [default: the network's limit]
+    /// Addresses learned behind the port at most [default: the network's limit]
     #[arg(long, value_name = "N")]
     pub(crate) mac_limit: Option<u32>,
-    /// vhost: offloads and ring features not to offer, with commas between
+    /// Offloads and ring features not to offer (vhost), with commas between
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
     pub(crate) no_offload: Vec<Offload>,
-    #[command(flatten)]
-    pub(crate) policy: PolicyArgs,
-    #[command(flatten)]
-    pub(crate) output: Output,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,8 @@
 //! `hayate vf`.
 
-use super::{OrOff, Output, words};
-use api::{GuestLimits, GuestRight, Moderation, Name, Offload, VlanSet};
+use super::port::TrafficArgs;
+use super::{OrOff, Output};
+use api::{GuestLimits, GuestRight, Name};
 use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
@@ -61,32 +62,8 @@ pub(crate) struct VfCreate {
     /// Name of the PF and of its port [default: VM-pf0]
     #[arg(long, value_name = "PF")]
     pub(crate) name: Option<Name>,
-    /// Queue pairs of each function, 1 to 32 [default: as many as the VM has CPUs, at most 8]
-    #[arg(long, value_name = "N")]
-    pub(crate) queues: Option<u16>,
-    /// VLAN that all functions are in; the guest sees no tags
-    #[arg(long, value_name = "VLAN")]
-    pub(crate) vlan: Option<u16>,
-    /// VLANs whose tagged frames the functions carry, like 10,20-30 [default: all]
-    #[arg(long, value_name = "LIST")]
-    pub(crate) trunk: Option<VlanSet>,
-    /// With --trunk: VLAN of untagged frames
-    #[arg(long, value_name = "VLAN")]
-    pub(crate) native: Option<u16>,
-    /// Largest IP packet in bytes, told to the guest
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) mtu: Option<u16>,
-    /// When the guest is interrupted for frames it received: off, adaptive, or
-    /// FRAMES,MICROSECONDS [default: adaptive]
-    #[arg(long, value_name = "HOW")]
-    pub(crate) moderation: Option<Moderation>,
-    /// Addresses learned behind each function at most [default: the network's limit]
-    #[arg(long, value_name = "N")]
-    pub(crate) mac_limit: Option<u32>,
-    /// Offloads and ring features not to offer, with commas between
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    #[arg(value_parser = words(Offload::ALL, Offload::as_str))]
-    pub(crate) no_offload: Vec<Offload>,
+    #[command(flatten)]
+    pub(crate) traffic: TrafficArgs,
     /// Flow rules its guest may have at most, on all functions together, 0 to 16384 [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) rules_max: Option<u32>,
