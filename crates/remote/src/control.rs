@@ -7,7 +7,10 @@ pub use api::{ImageName, Transport};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::frame::{self, Item};
 
 /// From the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -205,14 +208,39 @@ impl TryFrom<String> for Session {
     }
 }
 
-/// A message as it is sent.
+/// A message as it is sent, in a frame of its own.
+#[must_use]
+pub fn framed(message: &impl Serialize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame::control(&mut bytes, &encode(message));
+    bytes
+}
+
+/// Takes the message that `arrived` begins with. `None`: more bytes of it are needed. It is limited, and so
+/// is what has to be kept of one.
+///
+/// # Errors
+/// What has arrived is no message: what is wrong with it.
+pub fn take<M: DeserializeOwned>(arrived: &mut Vec<u8>) -> Result<Option<M>, String> {
+    match frame::parse(arrived).map_err(|error| error.to_string())? {
+        Some((Item::Control(json), used)) => {
+            let message = decode(json);
+            arrived.drain(..used);
+            message.map(Some)
+        }
+        Some(_) => Err("a message was expected".to_owned()),
+        None => Ok(None),
+    }
+}
+
+/// The body of a message.
 #[must_use]
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     // These types are always JSON.
     serde_json::to_vec(message).unwrap_or_default()
 }
 
-/// A message that came.
+/// The message of a body that came.
 ///
 /// # Errors
 /// It is none: what is wrong with it.
@@ -223,6 +251,22 @@ pub fn decode<'b, M: Deserialize<'b>>(json: &'b [u8]) -> Result<M, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_are_taken_one_by_one() {
+        let mut arrived = framed(&ToStore::List);
+        arrived.extend(framed(&ToStore::List));
+        let last = arrived.pop().unwrap();
+        assert_eq!(take(&mut arrived), Ok(Some(ToStore::List)));
+        assert_eq!(take::<ToStore>(&mut arrived), Ok(None));
+        arrived.push(last);
+        assert_eq!((take(&mut arrived), arrived), (Ok(Some(ToStore::List)), Vec::new()));
+        let mut ping = Vec::new();
+        frame::ping(&mut ping, 1);
+        for mut strange in [ping, framed(&"nothing"), vec![0xff; frame::HEADER]] {
+            assert!(take::<ToStore>(&mut strange).is_err(), "{strange:?}");
+        }
+    }
 
     /// What the description of the protocol shows.
     #[test]

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use remote::control;
-use remote::frame::{self, Item};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::de::IgnoredAny;
 use sys::scm;
@@ -42,8 +41,7 @@ impl Post {
         message: &ToPlace,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        frame::control(&mut bytes, &control::encode(message));
+        let bytes = control::framed(message);
         let (mut left, mut with) = (bytes.as_slice(), descriptor);
         while !left.is_empty() {
             let sent = scm::send(&self.stream, left, with.as_slice())?;
@@ -59,15 +57,8 @@ impl Post {
     pub(crate) fn next(&mut self) -> io::Result<Option<FromPlace>> {
         let strange = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         loop {
-            let parsed = frame::parse(&self.arrived);
-            match parsed.map_err(|error| strange(error.to_string()))? {
-                Some((Item::Control(json), used)) => {
-                    let message = control::decode(json).map_err(strange)?;
-                    self.arrived.drain(..used);
-                    return Ok(Some(message));
-                }
-                Some(_) => return Err(strange("a message was expected".to_owned())),
-                None => {}
+            if let Some(message) = control::take(&mut self.arrived).map_err(strange)? {
+                return Ok(Some(message));
             }
             let mut some = [0; 4096];
             // A descriptor that comes is closed.
@@ -75,7 +66,6 @@ impl Post {
                 Ok(received) if received.len == 0 => {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-                // A message is limited, and so is what is kept of one.
                 Ok(received) => {
                     self.arrived.extend_from_slice(some.get(..received.len).unwrap_or_default());
                 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use line::{Pipe, Wire};
 use remote::VERSION;
 use remote::control::{self, Listed, ToClient, ToStore};
-use remote::frame::{self, Item};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
@@ -137,8 +136,7 @@ impl<'a> Talk<'a> {
     }
 
     pub(crate) fn say(&mut self, message: &ToStore) -> Result<(), Error> {
-        let mut bytes = Vec::new();
-        frame::control(&mut bytes, &control::encode(message));
+        let bytes = control::framed(message);
         let said = match &mut self.tls {
             None => self.stream.write_all(&bytes),
             Some(tls) => {
@@ -153,22 +151,13 @@ impl<'a> Talk<'a> {
     pub(crate) fn hear(&mut self) -> Result<ToClient, Error> {
         let until = Instant::now() + ANSWER;
         loop {
-            let parsed = frame::parse(&self.arrived).map_err(|e| self.strange(e.to_string()))?;
-            match parsed {
-                Some((Item::Control(json), used)) => {
-                    let message = control::decode(json).map_err(|what| self.strange(what))?;
-                    self.arrived.drain(..used);
-                    return match message {
-                        ToClient::Refused(source) => {
-                            Err(Error::Refused { address: self.address.to_owned(), source })
-                        }
-                        message => Ok(message),
-                    };
+            match control::take(&mut self.arrived).map_err(|what| self.strange(what))? {
+                Some(ToClient::Refused(source)) => {
+                    return Err(Error::Refused { address: self.address.to_owned(), source });
                 }
-                Some(_) => return Err(self.strange("a message was expected")),
+                Some(message) => return Ok(message),
                 None => {}
             }
-            // A message is limited, and so is what is kept of one.
             let mut some = [0; 4096];
             let read = match &mut self.tls {
                 None => self.stream.read(&mut some),

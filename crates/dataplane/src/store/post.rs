@@ -9,10 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use remote::control;
-use remote::frame::{self, Item};
-use remote::near;
 pub(crate) use remote::near::Guest;
+use remote::{control, near};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sys::scm;
@@ -76,8 +74,7 @@ impl Post {
         message: &impl Serialize,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        frame::control(&mut bytes, &control::encode(message));
+        let bytes = control::framed(message);
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         timeout(PATIENCE, self.send(&bytes, descriptor)).await.map_err(late)?
     }
@@ -99,14 +96,8 @@ impl Post {
     /// Waits for a message. Nothing is lost if this future is dropped.
     pub(super) async fn hear<M: DeserializeOwned>(&mut self) -> Result<M, Silence> {
         loop {
-            let parsed = frame::parse(&self.arrived);
-            match parsed.map_err(|error| Silence::Strange(error.to_string()))? {
-                Some((Item::Control(json), used)) => {
-                    let message = control::decode(json).map_err(Silence::Strange);
-                    self.arrived.drain(..used);
-                    return message;
-                }
-                Some(_) => return Err(Silence::Strange("a message was expected".to_owned())),
+            match control::take(&mut self.arrived).map_err(Silence::Strange)? {
+                Some(message) => return Ok(message),
                 None => self.receive().await?,
             }
         }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use line::{Pipe, Wire};
 use remote::control;
-use remote::frame::{self, Item};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use serde::Serialize;
@@ -73,8 +72,7 @@ impl Talk {
 
     /// Says something.
     pub(super) async fn say(&mut self, message: &impl Serialize) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        frame::control(&mut bytes, &control::encode(message));
+        let bytes = control::framed(message);
         let late = |_| io::Error::from(io::ErrorKind::TimedOut);
         let write = async {
             match &mut self.stream {
@@ -104,18 +102,9 @@ impl Talk {
 
     async fn next<M: DeserializeOwned>(&mut self) -> Result<M, Silence> {
         loop {
-            let parsed =
-                frame::parse(&self.arrived).map_err(|e| Silence::Strange(e.to_string()))?;
-            match parsed {
-                Some((Item::Control(json), used)) => {
-                    let message = control::decode(json).map_err(Silence::Strange);
-                    self.arrived.drain(..used);
-                    return message;
-                }
-                Some(_) => return Err(Silence::Strange("a message was expected".to_owned())),
-                None => {}
+            if let Some(message) = control::take(&mut self.arrived).map_err(Silence::Strange)? {
+                return Ok(message);
             }
-            // A message is limited, and so is what is kept of one.
             let count = match &mut self.stream {
                 Stream::Plain(stream) => stream.read_buf(&mut self.arrived).await?,
                 Stream::Tls(stream) => stream.read_buf(&mut self.arrived).await?,

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use dataplane::store_control::{ImageName, Listed, Refused, Why};
 use dataplane::{DiskImage, Host, Images, OpenImage, Options, Peer, Serving, serve_store};
 use remote::control::{self, ToClient, ToStore};
-use remote::frame::{self, Item};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use storeclient::{RemoteImage, Session, Target, Transport};
 use tempfile::TempDir;
@@ -149,16 +148,9 @@ impl Store {
         };
         let mut arrived = Vec::new();
         for message in [hello, open] {
-            let mut bytes = Vec::new();
-            frame::control(&mut bytes, &control::encode(&message));
-            stream.write_all(&bytes).unwrap();
-            loop {
-                if let Some((Item::Control(json), used)) = frame::parse(&arrived).unwrap() {
-                    // Also one who comes too late has ended others.
-                    control::decode::<ToClient>(json).unwrap();
-                    arrived.drain(..used);
-                    break;
-                }
+            stream.write_all(&control::framed(&message)).unwrap();
+            // Also one who comes too late has ended others.
+            while control::take::<ToClient>(&mut arrived).unwrap().is_none() {
                 let mut some = [0; 1024];
                 let count = stream.read(&mut some).unwrap();
                 assert!(count > 0);
