@@ -23,12 +23,13 @@ use remote::VERSION;
 use remote::control::{ImageName, Listed, Opened, Refused, Session, ToClient, ToStore, Why};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use vhost_session::socket::{Listener, SocketFile};
 
 use super::fabrics::{Berth, Doors};
+use super::holders::{Holder, Holders, LEAVING, alone, one_leaves};
 use super::resident::{Arrival, Lodging, secret};
 use super::talk::{Known, Silence, Talk};
 use crate::disk::DiskImage;
@@ -96,24 +97,6 @@ impl fmt::Debug for OpenImage {
         f.debug_struct("OpenImage").field("size", &self.size).finish_non_exhaustive()
     }
 }
-
-/// Somebody who has an image open.
-struct Holder {
-    session: Session,
-    /// Tells it to end.
-    stop: watch::Sender<bool>,
-    /// Closed when it has.
-    gone: watch::Receiver<()>,
-}
-
-impl Holder {
-    fn is_there(&self) -> bool {
-        self.gone.has_changed().is_ok()
-    }
-}
-
-/// Those who have one image open, and the right to open it.
-type Holders = Arc<Mutex<Vec<Holder>>>;
 
 pub(super) struct Store {
     host: Host,
@@ -380,28 +363,25 @@ impl Store {
             });
             Arc::clone(open.entry(wish.image.clone()).or_default())
         };
-        let alone = async {
-            // Nobody else opens this image meanwhile.
-            let mut holders = holders.lock().await;
-            holders.retain(Holder::is_there);
-            for holder in holders.iter() {
-                if holder.session == wish.session || wish.fence {
-                    let _ = holder.stop.send(true);
-                    // An error is what is waited for: it has ended.
-                    while holder.gone.clone().changed().await.is_ok() {}
-                }
+        let end = Instant::now() + LEAVING;
+        let (mut holders, opened) = loop {
+            // An image whose bytes are away may keep others waiting for long: who has gone meanwhile takes nobody's
+            // place.
+            let all = tokio::select! {
+                all = alone(&holders, wish.session, wish.fence) => all,
+                () = talk.closed() => return Err(io::Error::other("it has gone before it was its turn")),
+            };
+            let (images, name, asks) =
+                (Arc::clone(&self.images), wish.image.clone(), client.clone());
+            let why = match blocking(move || images.open(&name, write, &asks)).await {
+                Ok(opened) => break (all, opened),
+                Err(why) => why,
+            };
+            let there: Vec<_> = all.iter().map(|holder| holder.gone.clone()).collect();
+            drop(all);
+            if why.why != Why::InUse || !one_leaves(&there, end).await {
+                return refuse(&mut talk, why).await;
             }
-            holders
-        };
-        // An image whose bytes are away may keep others waiting for long: who has gone meanwhile takes nobody's place.
-        let mut holders = tokio::select! {
-            holders = alone => holders,
-            () = talk.closed() => return Err(io::Error::other("it has gone before it was its turn")),
-        };
-        let (images, name, asks) = (Arc::clone(&self.images), wish.image.clone(), client.clone());
-        let opened = match blocking(move || images.open(&name, write, &asks)).await {
-            Ok(opened) => opened,
-            Err(why) => return refuse(&mut talk, why).await,
         };
         let client = client.name.clone();
         let answer = Opened {

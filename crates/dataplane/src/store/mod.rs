@@ -14,6 +14,7 @@
 
 pub(crate) mod accept;
 mod fabrics;
+mod holders;
 pub(crate) mod keeper;
 pub(crate) mod place;
 pub(crate) mod post;

@@ -1,6 +1,7 @@
 //! Who has an image, and that nobody else can touch it.
 
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::SeqCst;
 
 use dataplane::HostError;
 use dataplane::store_control::Why;
@@ -31,6 +32,16 @@ fn an_image_has_one_writer() {
     plane.run(plane.host.remove_disk(first)).unwrap();
     wait(|| "the first one is gone".into(), || store.shelf.writers() == 0);
     second().unwrap();
+}
+
+/// A disk is removed at once; its store closes the image when it hears of that.
+#[test]
+fn an_image_that_was_just_let_go_can_be_opened() {
+    let (store, plane) = (Store::new(false), Plane::new());
+    let first = add(&plane, "first", target(store.address, 1)).unwrap();
+    store.shelf.slow.store(true, SeqCst);
+    plane.run(plane.host.remove_disk(first)).unwrap();
+    add(&plane, "second", target(store.address, 2)).unwrap();
 }
 
 /// A write that was on its way when its sender lost the image does not land, however late it

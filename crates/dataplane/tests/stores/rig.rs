@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use dataplane::store_control::{ImageName, Listed, Refused, Transport, Why};
@@ -30,6 +30,10 @@ pub(crate) struct Shelf {
     epoch: AtomicU64,
     /// The image `stuck` is not opened as long as this is held.
     pub(crate) stuck: Mutex<()>,
+    /// It is not closed before somebody has been refused.
+    pub(crate) slow: AtomicBool,
+    /// How often somebody was, because of others.
+    refused: AtomicU64,
 }
 
 /// Says that an image is open.
@@ -37,6 +41,9 @@ struct Book(Arc<Shelf>, bool);
 
 impl Drop for Book {
     fn drop(&mut self) {
+        while self.0.slow.load(SeqCst) && self.0.refused.load(SeqCst) == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let mut open = self.0.open.lock().unwrap();
         *(if self.1 { &mut open.0 } else { &mut open.1 }) -= 1;
     }
@@ -56,6 +63,8 @@ impl Shelf {
             open: Mutex::default(),
             epoch: AtomicU64::new(0),
             stuck: Mutex::default(),
+            slow: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
         })
     }
 
@@ -86,6 +95,7 @@ impl Images for Shelves {
         {
             let mut open = shelf.open.lock().unwrap();
             if open.0 > 0 || (write && open.1 > 0) {
+                shelf.refused.fetch_add(1, SeqCst);
                 return Err(refuse(Why::InUse, "the image is in use"));
             }
             *(if write { &mut open.0 } else { &mut open.1 }) += 1;
