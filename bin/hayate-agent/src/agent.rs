@@ -174,7 +174,8 @@ impl Agent {
         fds.extend(self.kernel.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let channel = self.connection.poll().filter(|_| self.session.is_some());
         fds.extend(channel.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        let session = self.session.as_ref().and_then(|session| session.deadline(&self.state));
+        let session =
+            self.session.as_ref().and_then(|session| session.deadline(&self.plan, &self.state));
         let connection = self.connection.deadline();
         let deadlines = [Some(self.kernel.deadline()), connection, session, until, desk.deadline()];
         let deadline = deadlines.into_iter().flatten().min();

@@ -20,7 +20,7 @@ use crate::desk::{PassOn, Said};
 use crate::plan::{Call, Plan};
 use crate::state::{Ifindex, State};
 
-/// Counters are asked for so often.
+/// Counters of next hops are asked for so often, if there are any.
 const COUNT: Duration = Duration::from_secs(1);
 /// The daemon answers within this time, or within the lease if that is longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -171,7 +171,7 @@ impl Session {
             return Some(self.ask_by_name(Asked::Other(token), &method, &params, now));
         }
         let renew = now >= self.renewed + peer.lease / 4;
-        if self.more.is_some() || now >= self.counted + COUNT {
+        if self.more.is_some() || self.count_due(plan).is_some_and(|at| now >= at) {
             self.counted = now;
             let after = self.more.take();
             return Some(self.ask(Asked::Counters, &Counters { after }, now));
@@ -196,15 +196,21 @@ impl Session {
     }
 
     /// When [`Session::next`] has something to say at the latest, or the answer is overdue.
-    pub(crate) fn deadline(&self, state: &State) -> Option<Instant> {
+    pub(crate) fn deadline(&self, plan: &Plan, state: &State) -> Option<Instant> {
         match (&self.asked, &self.peer) {
             (Some((_, since)), _) => Some(*since + self.patience()),
             (None, Some(peer)) => {
-                let next = (self.renewed + peer.lease / 4).min(self.counted + COUNT);
-                Some(self.connections_due(state).map_or(next, |at| next.min(at)))
+                let counts = [self.count_due(plan), self.connections_due(state)];
+                let next = self.renewed + peer.lease / 4;
+                Some(counts.into_iter().flatten().fold(next, Instant::min))
             }
             (None, None) => None,
         }
+    }
+
+    /// When next hops are to be counted, if any were told.
+    fn count_due(&self, plan: &Plan) -> Option<Instant> {
+        plan.has_nexthops().then_some(self.counted + COUNT)
     }
 
     /// When connections are to be counted, if the router has any to count.

@@ -3,7 +3,8 @@
 //! **Purpose.** At the beginning, and when events were lost, all is read ([`Kernel::sync`]). After
 //! that events change what they say. Where an event does not say it all, its table is read again:
 //! Linux tells of no IPv4 routes that go with their interface or address, and of IPv6 routes with
-//! several ways only which one came or went. What has no events is looked at each second.
+//! several ways only which one came or went. What has no events is looked at each second, and more
+//! seldom while nothing can be left to the switch.
 //!
 //! **Owner and threads.** One thread, which is in the network namespace that it reads.
 //!
@@ -32,8 +33,11 @@ use netlink::{Events, Message, Socket, attribute};
 use read::ReadRoute;
 use uapi::*;
 
-/// What has no events is looked at so often.
+/// What has no events is looked at so often while packets can be left to the switch,
 const LOOK: Duration = Duration::from_secs(1);
+/// and so often while something is in the way, or nothing is forwarded: to look takes a small guest
+/// some milliseconds.
+const LOOK_IDLE: Duration = Duration::from_secs(10);
 /// Between two readings of the routes: so long, or so many times as long as reading took.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_FACTOR: u32 = 3;
@@ -49,7 +53,9 @@ pub(crate) struct Kernel {
     /// While rules are such that connections may pass.
     conntrack: Option<Conntrack>,
     due: Due,
+    /// When what has no events was looked at, and after how long it is again.
     looked: Instant,
+    look: Duration,
     routes_not_before: Instant,
 }
 
@@ -96,6 +102,7 @@ impl Kernel {
             conntrack: None,
             due: Due { all: true, ..Due::default() },
             looked: now,
+            look: LOOK,
             routes_not_before: now,
         })
     }
@@ -110,7 +117,7 @@ impl Kernel {
 
     /// When [`Kernel::settle`] has something to do without an event.
     pub(crate) fn deadline(&self) -> Instant {
-        let look = self.looked + LOOK;
+        let look = self.looked + self.look;
         let routes = self.due.routes_v4 || self.due.routes_v6;
         if routes { look.min(self.routes_not_before) } else { look }
     }
@@ -121,16 +128,18 @@ impl Kernel {
     /// The kernel cannot be read.
     pub(crate) fn settle(&mut self, state: &mut State) -> io::Result<()> {
         self.read_events(state)?;
-        if self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
-            self.due.quiet = true;
-        }
         if self.due.all {
             self.sync(state)?;
             // What changed meanwhile.
             self.read_events(state)?;
         }
         self.read_due(state)?;
+        // What an event has just made possible is not left to the switch before that look.
+        self.look = if state.may_delegate() { LOOK } else { LOOK_IDLE };
+        if self.looked.elapsed() >= self.look {
+            self.due.quiet = true;
+            self.read_due(state)?;
+        }
         self.follow_connections(state)
     }
 
@@ -210,6 +219,9 @@ impl Kernel {
     fn read_due(&mut self, state: &mut State) -> io::Result<()> {
         let due = std::mem::take(&mut self.due);
         self.due.all = due.all;
+        if due.quiet {
+            self.looked = Instant::now();
+        }
         if due.settings || due.quiet {
             let (settings, obstacles) = checks::sysctl();
             state.set_settings(settings);

@@ -239,6 +239,31 @@ fn settings_of_links_are_read() {
 }
 
 #[test]
+fn what_has_no_events_is_looked_at_before_forwarding_counts() {
+    let far = Netns::new();
+    let router = Netns::router(&far);
+    within(&router, || {
+        router.sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0");
+        let (mut kernel, mut state) = read();
+        assert!(!state.may_delegate());
+        assert_eq!(kernel.deadline(), kernel.looked + LOOK_IDLE);
+        // No event tells of it.
+        router.sh("sysctl -qw net.ipv4.ip_forward_use_pmtu=1");
+        kernel.looked -= LOOK;
+        settled(&mut kernel, &mut state);
+        assert_eq!(state.obstacles().count(), 0);
+        router.sh("sysctl -qw net.ipv4.ip_forward=1");
+        settled(&mut kernel, &mut state);
+        assert_eq!(state.obstacles().count(), 1);
+        assert!(!state.may_delegate(), "of IPv4 something is in the way");
+        router.sh("sysctl -qw net.ipv6.conf.all.forwarding=1");
+        settled(&mut kernel, &mut state);
+        assert!(state.may_delegate());
+        assert_eq!(kernel.deadline(), kernel.looked + LOOK);
+    });
+}
+
+#[test]
 fn lost_events_are_made_up_for() {
     let far = Netns::new();
     let router = Netns::router(&far);

@@ -260,6 +260,11 @@ impl Plan {
         self.connections.counted(counted)
     }
 
+    /// Whether next hops are told, which count what goes to them.
+    pub(crate) fn has_nexthops(&self) -> bool {
+        self.numbers.any_told()
+    }
+
     /// Numbers for people.
     pub(crate) fn sizes(&self) -> Sizes {
         let now = self.numbers.passed();

@@ -251,6 +251,11 @@ impl Numbers {
         self.slots.iter().flatten().filter(|slot| slot.told.is_some()).count()
     }
 
+    /// Whether any is told.
+    pub(super) fn any_told(&self) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.told.is_some())
+    }
+
     fn slot(&mut self, number: u32) -> Option<&mut Slot> {
         self.slots.get_mut(number as usize)?.as_mut()
     }

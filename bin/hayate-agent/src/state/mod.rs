@@ -386,6 +386,17 @@ impl State {
         }
     }
 
+    /// Whether packets of a version of IP are forwarded between links that the switch can stand in
+    /// for, and nothing is in the way.
+    pub(crate) fn may_delegate(&self) -> bool {
+        [Family::V4, Family::V6].into_iter().any(|family| {
+            self.obstacles().all(|obstacle| obstacle.family.is_some_and(|other| other != family))
+                && self.links.iter().any(|(index, link)| {
+                    self.forwards(link, family) && self.link_refusal(*index).is_none()
+                })
+        })
+    }
+
     /// Whether packets of this version that come in there are forwarded.
     pub(crate) fn forwards(&self, link: &Link, family: Family) -> bool {
         match family {

@@ -1,8 +1,10 @@
-use api::channel::{Done, Limits, Version};
+use api::Mac;
+use api::channel::{Done, Interface, Limits, PlacedInterface, Version};
 use serde::Serialize;
 use serde_json::json;
 
 use super::*;
+use crate::state::{Change, ChangeKind, FamilyConf, Kind, Link, Target};
 
 const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100, connections: 100 };
 
@@ -43,6 +45,20 @@ impl Talk {
         self.hears(&answer.line().unwrap())
     }
 
+    /// Tells what the plan has, to a daemon that agrees with all.
+    fn tell_all(&mut self) {
+        while let Some(call) = self.plan.next(&self.state) {
+            if let Call::Interfaces(call) = call {
+                let port = |one: &Interface| PlacedInterface {
+                    id: one.id,
+                    port: Some(one.name.parse().unwrap()),
+                    refused: None,
+                };
+                self.plan.placed(Placed { interfaces: call.interfaces.iter().map(port).collect() });
+            }
+        }
+    }
+
     fn welcomed(&mut self) {
         let (method, id) = self.asks().unwrap();
         assert_eq!(method, "hello");
@@ -71,6 +87,50 @@ fn one_request_at_a_time_and_the_lease_is_renewed() {
 }
 
 #[test]
+fn next_hops_are_counted_while_there_are_any() {
+    let mut talk = Talk::new();
+    talk.welcomed();
+    talk.tell_all();
+    talk.now += COUNT;
+    assert_eq!(talk.asks().unwrap().0, "router.renew");
+    let renewed = Lease { lease_ms: 1000, lost: false, placed: None };
+    talk.answered(talk.session.id, renewed.clone()).unwrap();
+    let renewal = talk.now + Duration::from_millis(250);
+    assert_eq!(talk.session.deadline(&talk.plan, &talk.state), Some(renewal));
+
+    let conf = FamilyConf { forwarding: true, rp_filter: 0 };
+    for index in 1..=2 {
+        let link = Link {
+            name: format!("eth{index}"),
+            mac: Some(Mac([2, 0, 0, 0, 0, index])),
+            permanent: None,
+            mtu: 1500,
+            up: true,
+            kind: Kind::Ethernet,
+            enslaved: false,
+            priorities: false,
+            noarp: false,
+            takes_from: None,
+            v4: conf,
+            v6: conf,
+        };
+        talk.state.set_link(index.into(), link);
+    }
+    let target = Target::Link(2);
+    let change = Change { metric: 0, tos: 0, target, kind: ChangeKind::Added };
+    talk.state.change_route(false, "10.1.2.0/24".parse().unwrap(), &change);
+    talk.state.set_neighbour(2, "10.1.2.5".parse().unwrap(), Some(Mac([2, 0, 0, 0, 0, 25])));
+    talk.plan.update(&mut talk.state);
+    talk.tell_all();
+    assert!(talk.plan.has_nexthops());
+    assert_eq!(talk.asks().unwrap().0, "router.counters");
+    talk.answered(talk.session.id, Counted { nexthops: Vec::new(), more: false }).unwrap();
+    assert_eq!(talk.asks(), None);
+    talk.now += COUNT;
+    assert_eq!(talk.asks().unwrap().0, "router.counters");
+}
+
+#[test]
 fn what_is_left_of_a_session_before_is_passed_over() {
     let mut talk = Talk::new();
     let (_, id) = talk.asks().unwrap();
@@ -91,14 +151,17 @@ fn answers_that_are_none_end_the_session() {
         b"[[[[[[[[",
         b"\xff\xff",
         br#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
-        br#"{"jsonrpc":"2.0","id":102,"result":7}"#,
-        br#"{"jsonrpc":"2.0","id":102}"#,
+        br#"{"jsonrpc":"2.0","id":103,"result":7}"#,
+        br#"{"jsonrpc":"2.0","id":103}"#,
     ] {
         let mut talk = Talk::new();
         talk.welcomed();
-        talk.now += COUNT;
         let (method, id) = talk.asks().unwrap();
-        assert_eq!((method.as_str(), id), ("router.counters", 102));
+        assert_eq!((method.as_str(), id), ("router.status", 102));
+        talk.answered(id, Done {}).unwrap();
+        talk.now += Duration::from_millis(250);
+        let (method, id) = talk.asks().unwrap();
+        assert_eq!((method.as_str(), id), ("router.renew", 103));
         assert!(matches!(talk.hears(bad), Err(End::Failed(_))), "{bad:?}");
     }
 }
@@ -169,6 +232,6 @@ fn a_daemon_that_is_silent_is_overdue() {
     let mut talk = Talk::new();
     talk.asks().unwrap();
     assert!(!talk.session.overdue(talk.now));
-    assert_eq!(talk.session.deadline(&talk.state), Some(talk.now + PATIENCE));
+    assert_eq!(talk.session.deadline(&talk.plan, &talk.state), Some(talk.now + PATIENCE));
     assert!(talk.session.overdue(talk.now + PATIENCE));
 }
