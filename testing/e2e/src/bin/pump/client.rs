@@ -9,14 +9,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::bad;
-use crate::message::{Kind, LEN, MAX, Message, socket};
+use crate::message::{Kind, MAX, Message, socket};
 
 /// A peer that is silent for so long is gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// When what was not answered is asked again.
 const AGAIN: Duration = Duration::from_millis(200);
 /// At the beginning of each measurement, not counted.
-const WARM: Duration = Duration::from_millis(150);
+pub(crate) const WARM: Duration = Duration::from_millis(150);
 /// Nothing arrives any more.
 const QUIET: Duration = Duration::from_millis(150);
 /// How often a sender looks how many datagrams are due.
@@ -27,14 +27,14 @@ const NEAR: f64 = 1.04;
 const TRIALS: usize = 16;
 
 /// A number no run had before.
-fn run() -> u64 {
+pub(crate) fn run() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64) << 8 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xff
 }
 
 /// A connection to a peer.
-fn connect(peer: SocketAddrV4) -> io::Result<UdpSocket> {
+pub(crate) fn connect(peer: SocketAddrV4) -> io::Result<UdpSocket> {
     let socket = socket(0)?;
     socket.connect(peer)?;
     Ok(socket)
@@ -56,7 +56,7 @@ fn hear(socket: &UdpSocket, time: Duration) -> io::Result<Option<Message>> {
 }
 
 /// Asks until there is an answer.
-fn ask(socket: &UdpSocket, message: Message) -> io::Result<Message> {
+pub(crate) fn ask(socket: &UdpSocket, message: Message) -> io::Result<Message> {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         match socket.send(&message.bytes()) {
@@ -78,7 +78,7 @@ fn ask(socket: &UdpSocket, message: Message) -> io::Result<Message> {
 }
 
 /// One thread for each peer; what they return, in order.
-fn each<T: Send>(
+pub(crate) fn each<T: Send>(
     peers: &[SocketAddrV4],
     work: impl Fn(SocketAddrV4) -> io::Result<T> + Sync,
 ) -> io::Result<Vec<T>> {
@@ -94,7 +94,7 @@ fn each<T: Send>(
     })
 }
 
-fn say(found: &Value) {
+pub(crate) fn say(found: &Value) {
     println!("{found}");
 }
 
@@ -282,59 +282,5 @@ pub(crate) fn flood(
     let share = rate / peers.len() as f64;
     let sent = each(peers, |peer| paced(&connect(peer)?, size, time, (share, run())))?;
     say(&json!({ "sent": sent.iter().sum::<u64>() }));
-    Ok(())
-}
-
-/// Requests, one in flight for each peer.
-pub(crate) fn trips(size: usize, time: Duration, peers: &[SocketAddrV4]) -> io::Result<()> {
-    let found = each(peers, |peer| {
-        let socket = connect(peer)?;
-        let run = run();
-        ask(&socket, Message { kind: Kind::Trip, run, value: 0, more: 0 })?;
-        let mut buffer = [0; MAX];
-        let mut times: Vec<u32> = Vec::new();
-        let (start, mut value, mut lost) = (Instant::now(), 1, 0_u64);
-        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
-        while start.elapsed() < WARM + time {
-            let request = Message { kind: Kind::Trip, run, value, more: 0 };
-            let datagram = buffer.get_mut(..size.max(LEN)).unwrap_or_default();
-            request.write(datagram);
-            let before = Instant::now();
-            socket.send(datagram)?;
-            loop {
-                match socket.recv(&mut buffer) {
-                    Ok(n) if buffer.get(..n).and_then(Message::read) == Some(request) => {
-                        if start.elapsed() >= WARM {
-                            times.push(before.elapsed().as_nanos().min(u32::MAX.into()) as u32);
-                        }
-                        break;
-                    }
-                    // An answer that is late.
-                    Ok(_) => {}
-                    Err(e)
-                        if matches!(
-                            e.kind(),
-                            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-                        ) =>
-                    {
-                        lost += 1;
-                        break;
-                    }
-                    Err(e) => return Err(e),
-                }
-            }
-            value += 1;
-        }
-        times.sort_unstable();
-        let at = |share: f64| {
-            let rank = ((times.len() as f64 * share).ceil() as usize).max(1) - 1;
-            times.get(rank).map(|&time| f64::from(time) / 1e3)
-        };
-        Ok(json!({
-            "n": times.len(), "lost": lost,
-            "p50": at(0.5), "p99": at(0.99), "p999": at(0.999), "max": at(1.0),
-        }))
-    })?;
-    say(&Value::Array(found));
     Ok(())
 }

@@ -11,7 +11,8 @@
 //! pump flood SIZE MILLISECONDS RATE PEER...         sends so many a second, whether anybody receives them or not
 //! ```
 //!
-//! PEER is ADDRESS:PORT. What was found is printed as one line of JSON.
+//! PEER is ADDRESS:PORT. What was found is printed as one line of JSON. `trips` lists the longest round trips of each peer,
+//! too, the longest first: when they ended (`CLOCK_MONOTONIC`) and how long they took, in nanoseconds.
 //!
 //! Datagrams are sent and (but for `gro`) received one a call, with blocking sockets. Everything is lost at times but data is asked for
 //! again; a peer that does not answer for five seconds is an error.
@@ -20,6 +21,7 @@
 mod client;
 mod message;
 mod server;
+mod trips;
 
 use std::io;
 use std::net::SocketAddrV4;
@@ -29,21 +31,21 @@ use std::time::Duration;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let result = match args.as_slice() {
-        ["serve", port] => number(port).and_then(server::serve),
-        ["send", size, time, peers @ ..] => {
-            load(size, time, peers).and_then(|(size, time, peers)| client::send(size, time, &peers))
-        }
-        [how @ ("receive" | "gro"), size, time, start, peers @ ..] => load(size, time, peers)
-            .and_then(|(size, time, peers)| {
-                client::receive(size, time, number(start)?, *how == "gro", &peers)
-            }),
-        ["flood", size, time, rate, peers @ ..] => load(size, time, peers)
-            .and_then(|(size, time, peers)| client::flood(size, time, number(rate)?, &peers)),
-        ["trips", size, time, peers @ ..] => load(size, time, peers)
-            .and_then(|(size, time, peers)| client::trips(size, time, &peers)),
-        _ => Err(bad("usage: see the top of pump/main.rs")),
-    };
+    let result =
+        match args.as_slice() {
+            ["serve", port] => number(port).and_then(server::serve),
+            ["send", size, time, peers @ ..] => load(size, time, peers)
+                .and_then(|(size, time, peers)| client::send(size, time, &peers)),
+            [how @ ("receive" | "gro"), size, time, start, peers @ ..] => load(size, time, peers)
+                .and_then(|(size, time, peers)| {
+                    client::receive(size, time, number(start)?, *how == "gro", &peers)
+                }),
+            ["flood", size, time, rate, peers @ ..] => load(size, time, peers)
+                .and_then(|(size, time, peers)| client::flood(size, time, number(rate)?, &peers)),
+            ["trips", size, time, peers @ ..] => load(size, time, peers)
+                .and_then(|(size, time, peers)| trips::trips(size, time, &peers)),
+            _ => Err(bad("usage: see the top of pump/main.rs")),
+        };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
