@@ -78,7 +78,21 @@ pub fn cpu_time_of_threads(pid: u32) -> Duration {
 /// The processes that descend from one, those with one of these names.
 #[must_use]
 pub fn descendants(of: u32, names: &[&str]) -> Vec<u32> {
-    let mut parents = BTreeMap::new();
+    let processes = processes();
+    let named = processes.iter().filter(|(_, (_, name))| names.contains(&name.as_str()));
+    named.map(|(pid, _)| *pid).filter(|pid| descends(&processes, *pid, of)).collect()
+}
+
+/// A process and all that descend from it.
+#[must_use]
+pub fn family(of: u32) -> Vec<u32> {
+    let processes = processes();
+    processes.keys().copied().filter(|pid| descends(&processes, *pid, of)).collect()
+}
+
+/// Parent and name of each process.
+fn processes() -> BTreeMap<u32, (u32, String)> {
+    let mut found = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
@@ -86,21 +100,39 @@ pub fn descendants(of: u32, names: &[&str]) -> Vec<u32> {
         let fields = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
         if let (Some(pid), Some((name, rest))) = (pid, fields) {
             let parent = rest.split_whitespace().nth(1).and_then(|text| text.parse::<u32>().ok());
-            parents.insert(pid, (parent.unwrap_or(0), names.contains(&name)));
+            found.insert(pid, (parent.unwrap_or(0), name.to_owned()));
         }
     }
-    let descends = |pid: u32| {
-        let up = |pid: &u32| parents.get(pid).map(|(parent, _)| *parent);
-        // No process has so many above it.
-        std::iter::successors(Some(pid), up).take(64).any(|above| above == of)
-    };
-    let named = parents.iter().filter(|(_, (_, named))| *named).map(|(pid, _)| *pid);
-    named.filter(|pid| descends(*pid)).collect()
+    found
+}
+
+fn descends(processes: &BTreeMap<u32, (u32, String)>, pid: u32, of: u32) -> bool {
+    let up = |pid: &u32| processes.get(pid).map(|(parent, _)| *parent);
+    // No process has so many above it.
+    std::iter::successors(Some(pid), up).take(64).any(|above| above == of)
+}
+
+/// The ids of all threads of a process.
+pub fn ids(pid: u32) -> impl Iterator<Item = u32> {
+    threads(pid).filter_map(|thread| thread.0.file_name()?.to_str()?.parse().ok())
 }
 
 fn threads(pid: u32) -> impl Iterator<Item = Thread> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
     tasks.into_iter().flatten().filter_map(|task| Some(Thread(task.ok()?.path())))
+}
+
+/// CPU time of each thread of the machine, by its id, in nanoseconds.
+#[must_use]
+pub fn all_threads() -> BTreeMap<u32, u64> {
+    let pids = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let all = pids.flat_map(|pid| ids(pid).map(move |id| (pid, id)));
+    let ran = |(pid, id)| {
+        let times = Thread(PathBuf::from(format!("/proc/{pid}/task/{id}"))).times();
+        (id, u64::try_from(times.ran.as_nanos()).unwrap_or(u64::MAX))
+    };
+    all.map(ran).collect()
 }
 
 /// CPU time of each thread that is not the kernel's nor of these processes.
@@ -235,6 +267,9 @@ mod tests {
         while !descendants(me, &["sleep"]).contains(&child.id()) {}
         assert!(!descendants(me, &["other"]).contains(&child.id()));
         assert!(descendants(child.id(), &["sleep"]) == [child.id()]);
+        assert_eq!(family(child.id()), [child.id()]);
+        assert!(family(me).contains(&me) && family(me).contains(&child.id()));
+        assert_eq!(ids(child.id()).collect::<Vec<_>>(), [child.id()]);
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -21,8 +21,10 @@ use tempfile::TempDir;
 
 use super::cell::{BULK, Cell, PODS, REFUSED, TRIP, Task, Way};
 use super::policy;
+use super::recorder::Recorder;
 use super::report::{Sample, Trips};
 use crate::options::Options;
+use crate::place::Place;
 use crate::sut::process::{Process, Rank, run};
 use crate::sut::{SutError, hayate};
 
@@ -44,7 +46,7 @@ pub(crate) struct Lab {
     outside: Netns,
     daemon: Process,
     pump: PathBuf,
-    switch: usize,
+    place: Place,
     host: Host,
     /// Rules in the guest and at the host.
     pub(super) rules: [usize; 2],
@@ -169,7 +171,7 @@ impl Lab {
             outside,
             daemon,
             pump,
-            switch: options.cpus.switch,
+            place: options.cpus,
             host,
             rules: [in_guest, policy::flows().len()],
             about: format!("QEMU {qemu_version}, Linux {kernel_version}"),
@@ -215,15 +217,19 @@ impl Lab {
         round: u32,
         before: Option<f64>,
     ) -> Result<Sample, String> {
+        let asking = matches!(cell.task, Task::Trips | Task::Refused);
+        let recorder = asking.then(|| Recorder::start(self.place));
         let (used, notified) = (self.used()?, self.host.notifications()?);
         let start = std::time::Instant::now();
-        let mut sample = match cell.task {
-            Task::Send => bulk(&self.pump(&format!("send {BULK} {SENDING}"), way, cell.pods)?)?,
+        let (mut sample, longest) = match cell.task {
+            Task::Send => {
+                (bulk(&self.pump(&format!("send {BULK} {SENDING}"), way, cell.pods)?)?, Vec::new())
+            }
             Task::Receive | Task::Gro => {
                 let start = before.unwrap_or(START);
                 let how = if cell.task == Task::Gro { "gro" } else { "receive" };
                 let what = format!("{how} {BULK} {TRYING} {start:.0}");
-                bulk(&self.pump(&what, way, cell.pods)?)?
+                (bulk(&self.pump(&what, way, cell.pods)?)?, Vec::new())
             }
             Task::Trips => {
                 trips(&self.pump(&format!("trips {TRIP} {TRIPPING}"), way, cell.pods)?)?
@@ -240,6 +246,11 @@ impl Lab {
         (sample.guest, sample.daemon) = (share(0), share(1));
         sample.kicks = now[0].saturating_sub(notified[0]);
         sample.interrupts = now[1].saturating_sub(notified[1]);
+        match recorder.map(|recorder| recorder.and_then(Recorder::finish)) {
+            Some(Ok(recording)) => sample.others = Some(recording.judge(longest)),
+            Some(Err(why)) => sample.unrecorded = Some(why),
+            None => {}
+        }
         Ok(sample)
     }
 
@@ -269,7 +280,7 @@ impl Lab {
     }
 
     fn pump_here(&self) -> String {
-        format!("taskset -c {} {}", self.switch, self.pump.display())
+        format!("taskset -c {} {}", self.place.switch, self.pump.display())
     }
 
     /// Runs a command outside.
@@ -327,7 +338,8 @@ fn bulk(text: &str) -> Result<Sample, String> {
     Ok(Sample { rate: Some(rate), datagrams, lost, ..Sample::default() })
 }
 
-fn trips(text: &str) -> Result<Sample, String> {
+/// What `pump` prints of round trips, and end and duration of the longest, in nanoseconds.
+fn trips(text: &str) -> Result<(Sample, Vec<[u64; 2]>), String> {
     #[derive(Deserialize)]
     struct One {
         n: u64,
@@ -336,6 +348,7 @@ fn trips(text: &str) -> Result<Sample, String> {
         p99: Option<f64>,
         p999: Option<f64>,
         max: Option<f64>,
+        longest: Vec<[u64; 2]>,
     }
     let pods: Vec<One> =
         serde_json::from_str(text.trim()).map_err(|error| format!("{error}: {text}"))?;
@@ -352,7 +365,8 @@ fn trips(text: &str) -> Result<Sample, String> {
         }
         _ => None,
     };
-    Ok(Sample { datagrams: n, lost, trips: found, ..Sample::default() })
+    let longest = pods.into_iter().flat_map(|pod| pod.longest).collect();
+    Ok((Sample { datagrams: n, lost, trips: found, ..Sample::default() }, longest))
 }
 
 #[cfg(test)]
@@ -366,8 +380,9 @@ mod tests {
         let sample =
             bulk(r#"{"rates":[9.0],"sent":4,"received":4,"offered":40,"lost":3}"#).unwrap();
         assert_eq!((sample.datagrams, sample.lost), (40, 3));
-        let two = r#"[{"n":3,"lost":1,"p50":1.0,"p99":4.0,"p999":5.0,"max":9.0},{"n":2,"lost":0,"p50":3.0,"p99":6.0,"p999":7.0,"max":8.0}]"#;
-        let sample = trips(two).unwrap();
+        let two = r#"[{"n":3,"lost":1,"p50":1.0,"p99":4.0,"p999":5.0,"max":9.0,"longest":[[70,9000],[50,4000]]},{"n":2,"lost":0,"p50":3.0,"p99":6.0,"p999":7.0,"max":8.0,"longest":[[60,8000]]}]"#;
+        let (sample, longest) = trips(two).unwrap();
+        assert_eq!(longest, [[70, 9000], [50, 4000], [60, 8000]]);
         assert_eq!(sample.trips, Some(Trips { p50: 2.0, p99: 5.0, p999: 6.0, max: 9.0 }));
         assert_eq!((sample.datagrams, sample.lost), (5, 1));
         assert!(trips("pump: no").unwrap_err().contains("pump: no"));

@@ -7,17 +7,21 @@
 //!
 //! **Owner and threads.** [`Run`] keeps the guest, the daemon and the namespace outside ([`lab`]) for all rounds. The
 //! traffic is made by a program of its own on both sides (`pump`, of the package `e2e`), the pods by a script in the
-//! guest (`guest.sh`), their rules are compiled from one policy ([`policy`]).
+//! guest (`guest.sh`), their rules are compiled from one policy ([`policy`]). While round trips are
+//! measured it is recorded when others have the CPUs ([`others`]).
 //!
 //! **Failure.** Without `make setup` nothing is measured, which the report says. A turn that fails is noted; the
 //! guest is started anew if it ended.
 
 pub mod cell;
 mod lab;
+pub mod others;
 pub mod policy;
+mod recorder;
 pub(crate) mod report;
 pub mod run;
 pub(crate) mod tables;
+mod undisturbed;
 
 pub use cell::{Cell, Table, Task, Way};
 pub use report::Pods;

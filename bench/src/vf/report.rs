@@ -6,6 +6,7 @@ use plotters::style::RGBColor;
 use serde::{Deserialize, Serialize};
 
 use super::cell::{BULK, Cell, Task, Way};
+use super::others::Others;
 use crate::report::figures::{Figure, Frame, Line, render};
 use crate::report::promises::{Bound, Found, line};
 use crate::stats::{Summary, summary};
@@ -52,6 +53,12 @@ pub struct Sample {
     pub kicks: u64,
     /// Notifications to the guest.
     pub interrupts: u64,
+    /// What others did meanwhile, of round trips.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<Others>,
+    /// Why that was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unrecorded: Option<String>,
 }
 
 /// All turns of a cell by one way.
@@ -88,6 +95,7 @@ pub(super) const P50: Value = |s| s.trips.map(|trips| trips.p50);
 pub(super) const P99: Value = |s| s.trips.map(|trips| trips.p99);
 pub(super) const P999: Value = |s| s.trips.map(|trips| trips.p999);
 pub(super) const MAX: Value = |s| s.trips.map(|trips| trips.max);
+pub(super) const UNDISTURBED: Value = |s| s.others.as_ref()?.undisturbed;
 pub(super) const GUEST: Value = |s| each(s, s.guest * s.seconds * 1e4);
 pub(super) const DAEMON: Value = |s| each(s, s.daemon * s.seconds * 1e4);
 pub(super) const KICKS: Value = |s| each(s, s.kicks as f64);
@@ -124,7 +132,7 @@ impl Outcome {
         }
     }
 
-    fn counting(&self) -> impl Iterator<Item = &Sample> {
+    pub(super) fn counting(&self) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(|sample| sample.counts())
     }
 
@@ -185,7 +193,16 @@ pub(super) fn one_line(sample: &Sample) -> String {
             format!("{mbit:7.1} Mbit/s, {} of {} lost", sample.lost, sample.datagrams)
         }
         (_, Some(Trips { p50, p99, p999, max })) => {
-            format!("p50 {p50:5.0} us, p99 {p99:5.0} us, p99.9 {p999:5.0} us, longest {max:6.0} us")
+            let undisturbed = match &sample.others {
+                Some(others) => {
+                    others.undisturbed.map_or("none".into(), |us| format!("{us:.0} us"))
+                }
+                None => "not recorded".into(),
+            };
+            format!(
+                "p50 {p50:5.0} us, p99 {p99:5.0} us, p99.9 {p999:5.0} us, longest {max:6.0} us, \
+                 undisturbed {undisturbed}"
+            )
         }
         _ => "nothing arrived".to_owned(),
     };
@@ -196,11 +213,13 @@ pub(super) fn one_line(sample: &Sample) -> String {
 
 /// What hayate promises of virtual functions, and what was found.
 pub(crate) fn promises(text: &mut String, pods: &Pods) -> std::fmt::Result {
-    let goals: [(&str, Task, Value, Bound); 4] = [
+    let goals: [(&str, Task, Value, Bound); 6] = [
         ("after / before, Mbit/s", Task::Send, MBIT, Bound::AtLeast(2.5)),
         ("after / before, Mbit/s", Task::Receive, MBIT, Bound::AtLeast(2.5)),
         ("after / before, Mbit/s", Task::Gro, MBIT, Bound::AtLeast(2.5)),
         ("after / before, longest of a round", Task::Trips, MAX, Bound::AtMost(0.33)),
+        ("after / before, longest undisturbed", Task::Trips, UNDISTURBED, Bound::AtMost(0.33)),
+        ("after / before, longest undisturbed", Task::Refused, UNDISTURBED, Bound::AtMost(0.33)),
     ];
     for (what, task, value, bound) in goals {
         let found = |n: u16| {
@@ -213,7 +232,9 @@ pub(crate) fn promises(text: &mut String, pods: &Pods) -> std::fmt::Result {
                 windows: usize::MAX,
             }
         };
-        let all: Vec<Found> = pods.pods().into_iter().map(found).collect();
+        // Not every task is one for several pods.
+        let there = |n: &u16| pods.of(task, *n, Way::Vf).is_some();
+        let all: Vec<Found> = pods.pods().into_iter().filter(there).map(found).collect();
         line(text, ("pods of a guest", Cell { task, pods: 1 }.task()), what, Some(&all), bound)?;
     }
     Ok(())
@@ -268,6 +289,21 @@ mod tests {
     use crate::vf::cell::{self, Table};
     use crate::vf::tables;
 
+    /// What others did, made up: they are in all trips of the third round of the bridge that refuses.
+    fn others(time: f64, task: Task, way: Way, round: u32) -> Others {
+        let all = (task, way, round) == (Task::Refused, Way::Bridge, 2);
+        Others {
+            undisturbed: (!all).then_some(time / 1.25),
+            listed: 256,
+            disturbed: if all { 256 } else { 50 + round as usize },
+            aside: if all { 256 } else { 20 + round as usize },
+            all: 6.5,
+            most: vec![("kdamond.0".into(), 4.0), ("rcu_preempt".into(), 1.0 + f64::from(round))],
+            unseen: Some(0.5),
+            records: 300.0,
+        }
+    }
+
     /// Everything once, made up: VFs are three times as fast, and a third of the time.
     fn everything() -> Pods {
         let mut outcomes = Vec::new();
@@ -291,6 +327,8 @@ mod tests {
                         seconds: 1.0,
                         kicks: 2_000,
                         interrupts: 5_000,
+                        others: (!bulk).then(|| others(time, cell.task, way, round)),
+                        unrecorded: None,
                     }
                 };
                 let samples = (0..5).map(sample).collect();
@@ -321,6 +359,39 @@ mod tests {
     fn json_comes_back_as_it_was() {
         let text = serde_json::to_string(&everything()).unwrap();
         assert_eq!(serde_json::from_str::<Pods>(&text).unwrap(), everything());
+    }
+
+    #[test]
+    fn reports_of_before_can_be_read() {
+        let mut pods = everything();
+        let text = serde_json::to_string(&pods).unwrap();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for sample in pods.outcomes.iter_mut().flat_map(|outcome| &mut outcome.samples) {
+            sample.others = None;
+        }
+        for outcome in json["outcomes"].as_array_mut().unwrap() {
+            for sample in outcome["samples"].as_array_mut().unwrap() {
+                sample.as_object_mut().unwrap().remove("others");
+            }
+        }
+        assert_eq!(serde_json::from_value::<Pods>(json).unwrap(), pods);
+        let mut text = String::new();
+        tables::write(&mut text, &pods).unwrap();
+        assert!(!text.contains("`kdamond.0`"), "{text}");
+    }
+
+    #[test]
+    fn without_records_the_tables_say_so() {
+        let mut pods = everything();
+        for sample in pods.outcomes.iter_mut().flat_map(|outcome| &mut outcome.samples) {
+            sample.others = None;
+            sample.unrecorded = sample.trips.map(|_| "no tracefs".into());
+        }
+        let mut text = String::new();
+        tables::write(&mut text, &pods).unwrap();
+        assert_eq!(text.matches("Not recorded: no tracefs.").count(), 2, "{text}");
+        // Three ways and two that refuse; the last one's turns failed.
+        assert_eq!(text.matches("| not recorded | - | - | - |").count(), 5, "{text}");
     }
 
     #[test]

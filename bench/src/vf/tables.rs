@@ -3,9 +3,11 @@
 use std::fmt::Write;
 
 use super::cell::{BULK, REFUSED, Task, Way};
+use super::others::{LISTED, THRESHOLD};
 use super::report::{
-    DAEMON, GUEST, INTERRUPTS, KICKS, MAX, MBIT, P50, P99, P999, Pods, QUIET, Value,
+    DAEMON, GUEST, INTERRUPTS, KICKS, MAX, MBIT, P50, P99, P999, Pods, QUIET, UNDISTURBED, Value,
 };
+use super::undisturbed::{aside, disturbed, undisturbed, who};
 use crate::report::tables::{median, spread};
 use crate::stats::Summary;
 
@@ -26,6 +28,7 @@ const fn paper(way: Way, pods: u16) -> Option<[f64; 3]> {
 fn about(text: &mut String, pods: &Pods) -> std::fmt::Result {
     let [guest, host] = pods.rules;
     let version = pods.guest.as_deref().unwrap_or("none");
+    let threshold = THRESHOLD / 1000;
     writeln!(
         text,
         "## Pods of a guest\n\n\
@@ -50,7 +53,14 @@ fn about(text: &mut String, pods: &Pods) -> std::fmt::Result {
          kernel has put together (`UDP_GRO`, as QUIC servers do), where *receive* has a call for each datagram. Mbit/s are of the datagrams' contents, of all pods \
          together. *Round trips*: requests of 64 bytes from outside for 3 s, one in flight for each pod. Figures are \
          medians over the rounds (smallest-largest, number), ratios are of the same round. A turn in which QEMU had less \
-         than {QUIET} % of its CPU does not count: others of the machine ran there.\n",
+         than {QUIET} % of its CPU does not count: others of the machine ran there.\n\n\
+         *Longest undisturbed* is the longest round trip of a round during which threads that have no part in the \
+         measurement ran on its two CPUs for no more than {threshold} µs in sum. The kernel records when they run \
+         (`sched_stat_runtime`), all but QEMU, the daemon, the program outside, the benchmark, and `ksoftirqd`; not \
+         what interrupts take, nor the host of a virtual machine. *Set aside* are the trips that were longer, of all \
+         the turn's: others ran in each of them. Of each turn the {LISTED} longest are looked at, *disturbed* is how \
+         many of them others ran in; if that is all, there is no figure (*none*). A longer trip meets others more often by \
+         chance, so the slower of two ways loses more of its long ones: the column errs in its favour.\n",
         Way::Bridge.as_str(),
         Way::Vf.as_str(),
         Way::Port.as_str(),
@@ -98,7 +108,7 @@ fn one_pod(text: &mut String, pods: &Pods) -> std::fmt::Result {
         text,
         "\n### One pod: round trips (the paper's table 4)\n\n\
          | {TRIPS} | longest of all, µs | paper, µs | of before's |\n|---|{}---|---|---|",
-        "---|".repeat(2 * PARTS.len())
+        "---|".repeat(COLUMNS)
     )?;
     for way in Way::ALL {
         let longest = pods.figure(Task::Trips, 1, way, MAX);
@@ -110,13 +120,16 @@ fn one_pod(text: &mut String, pods: &Pods) -> std::fmt::Result {
         let ours = parts(pods, Task::Trips, way);
         writeln!(text, "| {} {ours}| {longest} | {theirs:.0} | {part:.2} |", way.as_str())?;
     }
-    writeln!(text)
+    who(text, pods, Task::Trips)
 }
 
 /// What there is of round trips, and its heading.
 const PARTS: [Value; 4] = [P50, P99, P999, MAX];
 const TRIPS: &str = "| p50, µs | of before's | p99, µs | of before's | p99.9, µs | of before's | \
-                     longest of a round, µs | of before's";
+                     longest of a round, µs | of before's | longest undisturbed, µs | of before's | set aside | \
+                     disturbed";
+/// Columns of it.
+const COLUMNS: usize = 2 * PARTS.len() + 4;
 
 /// Round trips of one pod.
 fn parts(pods: &Pods, task: Task, way: Way) -> String {
@@ -125,7 +138,11 @@ fn parts(pods: &Pods, task: Task, way: Way) -> String {
         let ratio = pods.ratio(task, (1, way), (1, Way::Bridge), value);
         format!("| {own} | {} ", times(ratio))
     };
-    PARTS.into_iter().map(part).collect()
+    let parts: String = PARTS.into_iter().map(part).collect();
+    let own = undisturbed(pods, (task, 1, way), |summary| spread(summary, 0));
+    let ratio = times(pods.ratio(task, (1, way), (1, Way::Bridge), UNDISTURBED));
+    let (aside, disturbed) = (aside(pods, (task, 1, way)), disturbed(pods, (task, 1, way)));
+    format!("{parts}| {own} | {ratio} | {aside} | {disturbed} ")
 }
 
 fn more_pods(text: &mut String, pods: &Pods) -> std::fmt::Result {
@@ -135,8 +152,9 @@ fn more_pods(text: &mut String, pods: &Pods) -> std::fmt::Result {
          Of ours, the sum over the pods and its share of one pod's; of the paper's, which has a CPU for each, what \
          each pod has, and its share.\n\n\
          | | pods | send, Mbit/s | of one's | of before's | paper | receive, Mbit/s | of one's | of before's | paper | \
-         receive, GRO, Mbit/s | of one's | of before's | p50, µs | longest of a round, µs | of before's | paper, µs |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+         receive, GRO, Mbit/s | of one's | of before's | p50, µs | longest of a round, µs | of before's | paper, µs | \
+         longest undisturbed, µs | of before's | set aside |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     )?;
     for way in Way::ALL {
         for n in pods.pods() {
@@ -157,16 +175,20 @@ fn more_pods(text: &mut String, pods: &Pods) -> std::fmt::Result {
             let (send, receive, gro) = (ours(Task::Send), ours(Task::Receive), ours(Task::Gro));
             let of = |value| median(pods.figure(Task::Trips, n, way, value), 0, "");
             let before = pods.ratio(Task::Trips, (n, way), (n, Way::Bridge), MAX);
+            let calm = undisturbed(pods, (Task::Trips, n, way), |summary| median(summary, 0, ""));
+            let calmer = pods.ratio(Task::Trips, (n, way), (n, Way::Bridge), UNDISTURBED);
             writeln!(
                 text,
-                "| {} | {n} | {send} | {} | {receive} | {} | {gro} | {} | {} | {} | {} |",
+                "| {} | {n} | {send} | {} | {receive} | {} | {gro} | {} | {} | {} | {} | {calm} | {} | {} |",
                 way.as_str(),
                 theirs(0),
                 theirs(1),
                 of(P50),
                 of(MAX),
                 short(before),
-                theirs(2)
+                theirs(2),
+                short(calmer),
+                aside(pods, (Task::Trips, n, way))
             )?;
         }
     }
@@ -180,12 +202,12 @@ fn refused(text: &mut String, pods: &Pods) -> std::fmt::Result {
          Not in the paper: at the same time outside sends {REFUSED} datagrams a second to a port of another pod that \
          the policy allows nobody. *Ideal* has no policy: they reach the guest, where nobody listens.\n\n\
          | {TRIPS} |\n|---|{}",
-        "---|".repeat(2 * PARTS.len())
+        "---|".repeat(COLUMNS)
     )?;
     for way in Way::ALL {
         writeln!(text, "| {} {}|", way.as_str(), parts(pods, Task::Refused, way))?;
     }
-    writeln!(text)
+    who(text, pods, Task::Refused)
 }
 
 fn costs(text: &mut String, pods: &Pods) -> std::fmt::Result {
