@@ -11,17 +11,22 @@
 #   7. An initramfs with what containers on a bridge need: veth, bridge, iptables.
 #   8. cnitool, with which the CNI project runs plugins. Debian has none: Go builds it, from modules it fetches itself.
 #
-# 2 to 8 install nothing on the machine: packages are fetched with a private apt state from the archive that the
+#   9. libfabric 2, with which the tests of remote memory access run once more. Debian 12 has 1.17: it is built from
+#      the source of Debian 13, whose package asks for a newer C library. Autotools come as packages, too.
+#
+# 2 to 9 install nothing on the machine: packages are fetched with a private apt state from the archive that the
 # machine's own apt configuration names, and unpacked below $BUILD_DIR (default: build/ at the top of the source tree).
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
 # The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=,
 # PODS_INITRD=, CNITOOL= (nothing when it could not be built: where modules of Go cannot be fetched, the rest still runs).
+# libfabric is $BUILD_DIR/libfabric/lib, for LD_LIBRARY_PATH, and its version is beside: none when it could not be built.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
 GUEST_SUITES=${GUEST_SUITES:-trixie}              # kernel and programs of the guests
 QEMU_SUITES=${QEMU_SUITES:-trixie-backports,trixie}
 RDMA_SUITES=${RDMA_SUITES:-bookworm}              # the kernel with RDMA
+FABRIC_SUITE=${FABRIC_SUITE:-trixie}              # the other libfabric
 mkdir -p "$BUILD_DIR/guest"
 BUILD_DIR=$(readlink -f "$BUILD_DIR")
 g=$BUILD_DIR/guest
@@ -161,6 +166,29 @@ if ! stamp "$g/cnitool/.stamp" "$want"; then
     if ! [ -e "$cnitool" ]; then
         cnitool=
         say "no cnitool, tests with it are left out; what is wrong is said above. To try again: rm $g/cnitool.failed" >&2
+    fi
+fi
+
+# --- 9. libfabric ----------------------------------------------------------------------------------------------------
+fabric=$BUILD_DIR/libfabric
+want="libfabric $FABRIC_SUITE $(sum "$here/scripts/debs.sh" "$here/scripts/libfabric.sh")"
+if ! stamp "$fabric/.stamp" "$want"; then
+    rm -rf "$fabric"
+    # As with cnitool: once an hour.
+    if [ -z "$(find "$BUILD_DIR/libfabric.failed" -mmin -60 2>/dev/null)" ]; then
+        say "building libfabric from Debian $FABRIC_SUITE's source (about a minute)"
+        if "$here/scripts/libfabric.sh" "$fabric" "$BUILD_DIR/libfabric.work" "$FABRIC_SUITE"; then
+            echo "$want" > "$fabric/.stamp"
+            rm -f "$BUILD_DIR/libfabric.failed"
+            say "libfabric $(cat "$fabric/version")"
+        else
+            rm -rf "$fabric"
+            touch "$BUILD_DIR/libfabric.failed"
+        fi
+    fi
+    if ! [ -e "$fabric" ]; then
+        say "no libfabric of Debian $FABRIC_SUITE, the tests with it are left out; what is wrong is said above." \
+            "To try again: rm $BUILD_DIR/libfabric.failed" >&2
     fi
 fi
 
