@@ -1,6 +1,6 @@
 # The verbs people type. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent demo test e2e-vf budget lint bench bench-quick bench-disk bench-vf fuzz docs clean
+.PHONY: help setup build agent demo test test-fabric e2e-vf budget lint bench bench-quick bench-disk bench-vf fuzz docs clean
 
 CARGO ?= cargo
 BUILD_DIR ?= $(CURDIR)/build
@@ -25,6 +25,17 @@ demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them run
 
 test: setup build ## everything: unit, property, interop with dpdk-testpmd, TAP, QEMU guests
 	$(CARGO) test --workspace --no-fail-fast
+	$(MAKE) test-fabric
+
+# Of a workspace's tests, so that nothing is built anew for other features.
+FABRIC = $(BUILD_DIR)/libfabric
+FABRIC_ENV = LD_LIBRARY_PATH=$(FABRIC)/lib FABRIC_TEST_VERSION=$$(cut -d. -f1,2 $(FABRIC)/version)
+
+test-fabric: setup ## what uses libfabric, once more with libfabric 2, which setup built
+	@if [ ! -e $(FABRIC)/version ]; then echo "libfabric 2 is not there, as setup says: left out"; exit; fi; \
+	echo "with libfabric $$(cat $(FABRIC)/version):"; set -ex; export $(FABRIC_ENV); \
+	$(CARGO) test --workspace --test ends --test fabric; \
+	$(CARGO) test --workspace --test stores --test store --test images -- fabrics:: a_fabric
 
 e2e-vf: setup build ## virtual functions that a real guest makes, in full: 200 writes to sriov_numvfs, 20 reboots
 	E2E_VF_FULL=1 $(CARGO) test -p e2e --test vf

@@ -16,6 +16,11 @@ fn providers_are_listed_or_said_to_be_missing() {
     assert_eq!(names, ["tcp", "verbs"]);
     let text = hayate(["fabric", "list"]);
     assert_eq!(text.status, 0, "{text:?}");
+    // As in the tests of the crate `fabric`.
+    if let Ok(expected) = std::env::var("FABRIC_TEST_VERSION") {
+        assert_eq!(all["libfabric"], expected);
+        assert!(text.out.starts_with(&format!("libfabric {expected}\n")), "{text:?}");
+    }
     for provider in providers {
         // Either there is a place, or a reason: in both forms.
         let (name, places) = (provider["name"].as_str().unwrap(), &provider["places"]);

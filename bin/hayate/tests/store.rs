@@ -219,6 +219,11 @@ fn a_hundred_ends_with_a_fabric_lose_nothing() {
         eprintln!("not tested: there is no libfabric");
         return;
     }
+    if std::env::var_os("FABRIC_TEST_VERSION").is_some() {
+        // What differs is who meets whom (`common::on_host`).
+        ends("qcow2", true, 24, false, "libfabric");
+        return;
+    }
     ends("raw", false, 60, false, "libfabric");
     ends("qcow2", true, 40, true, "libfabric");
 }

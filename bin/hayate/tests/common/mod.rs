@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -96,7 +97,7 @@ impl Daemon {
 
     /// The same in a namespace that others are in as well.
     pub(crate) fn spawn_in(namespace: &Namespace, run_dir: &Path, args: &[&str]) -> Self {
-        Self::spawn_by(enter(namespace.child.id()), run_dir, args, &[])
+        Self::spawn_by(on_host(namespace.child.id()), run_dir, args, &[])
     }
 
     fn spawn_by(
@@ -236,7 +237,7 @@ impl Namespace {
     /// Starts the command with these arguments in it, and does not wait; what it logs goes to a file.
     pub(crate) fn spawn_hayate(&self, args: &[&str], log: &Path) -> Child {
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        enter(self.child.id()).arg(HAYATE).args(args).stderr(log).spawn().unwrap()
+        on_host(self.child.id()).arg(HAYATE).args(args).stderr(log).spawn().unwrap()
     }
 
     pub(crate) fn path(&self) -> String {
@@ -269,6 +270,18 @@ fn enter(pid: u32) -> Command {
         command.args(["--user", "--preserve-credentials"]);
     }
     command.arg("--net").arg("--target").arg(pid.to_string()).arg("--");
+    command
+}
+
+/// The same for a hayate. Where another libfabric is tested than the system's (`FABRIC_TEST_VERSION`), every second one
+/// has the system's: whoever is started again and again meets both.
+fn on_host(pid: u32) -> Command {
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+    let mut command = enter(pid);
+    let second = STARTED.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+    if second && std::env::var_os("FABRIC_TEST_VERSION").is_some() {
+        command.env_remove("LD_LIBRARY_PATH");
+    }
     command
 }
 

@@ -1,7 +1,8 @@
 //! Two ends, in one process and in two: over the provider `tcp` on loopback, or where
 //! `FABRIC_TEST=verbs:10.0.0.1` says.
 //!
-//! Without libfabric at build time there is nothing to test but that it is missed.
+//! Without libfabric at build time there is nothing to test but that it is missed. `FABRIC_TEST_VERSION=2.1` says which
+//! is expected, where `LD_LIBRARY_PATH` has another than the system's.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -19,6 +20,7 @@ use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 mod numbers;
+mod several;
 
 /// What is tested, and where.
 fn place() -> (Kind, IpAddr) {
@@ -125,6 +127,14 @@ fn step(endpoint: &mut Endpoint<u64>) {
         let mut fds = [PollFd::new(&*endpoint, PollFlags::IN)];
         let _ = poll(&mut fds, Some(&second));
     }
+}
+
+/// What is tested here with another libfabric is not tested with the system's.
+#[test]
+fn the_library_is_the_one_that_is_expected() {
+    let Ok(expected) = std::env::var("FABRIC_TEST_VERSION") else { return };
+    let (major, minor) = fabric::version().expect("built with libfabric");
+    assert_eq!(format!("{major}.{minor}"), expected);
 }
 
 #[test]
