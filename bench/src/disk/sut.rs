@@ -13,6 +13,7 @@ use super::cell::{Cell, Medium, QUEUES};
 use super::gfarm::{self, Gfarm};
 use super::load::Random;
 use crate::sched;
+use crate::sut::hayate::program;
 use crate::sut::process::{Process, Rank};
 use crate::sut::{SutError, install};
 
@@ -152,12 +153,17 @@ impl System {
     #[must_use]
     pub fn version(self) -> String {
         let hayate = self == System::Hayate || self.transport().is_some();
-        let others = if hayate && !self.on_gfarm() { None } else { Some(self.packages()) };
-        let others = others.map(|packages| {
-            install::version(packages).unwrap_or_else(|| "not installed".to_owned())
-        });
         let own = hayate.then(|| env!("CARGO_PKG_VERSION").to_owned());
-        own.into_iter().chain(others).collect::<Vec<_>>().join(", ")
+        let fabric = (self.transport() == Some("libfabric")).then(|| {
+            let loaded = program().ok().and_then(|program| install::libfabric(&program));
+            format!("libfabric {}", loaded.as_deref().unwrap_or("not installed"))
+        });
+        // Which libfabric is loaded has been said.
+        let others = self.packages().iter().copied().filter(|package| *package != "libfabric1");
+        let others: Vec<&str> = others.collect();
+        let others = (!others.is_empty())
+            .then(|| install::version(&others).unwrap_or_else(|| "not installed".to_owned()));
+        own.into_iter().chain(fabric).chain(others).collect::<Vec<_>>().join(", ")
     }
 }
 

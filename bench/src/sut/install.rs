@@ -48,3 +48,11 @@ pub fn version(packages: &[&str]) -> Option<String> {
         .filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
+
+/// The libfabric that a hayate loads, major and minor: `LD_LIBRARY_PATH` may name another than the package's.
+#[must_use]
+pub fn libfabric(hayate: &str) -> Option<String> {
+    let output = Command::new(hayate).args(["fabric", "list", "--json"]).output().ok()?;
+    let list: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    Some(list.get("libfabric")?.as_str()?.to_owned())
+}

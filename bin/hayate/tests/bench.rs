@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use bench::generator::{CardSpec, Flows, Packed, Paths, Ring, Split, Touch, Traffic, TrafficSpec};
+use bench::sut::install::libfabric;
 use common::Daemon;
 use testkit::frontend::{Pages, SharedMemory};
 
@@ -135,6 +136,17 @@ fn machines_are_introduced_in_bursts() {
     let known = daemon.ok("fdb n --json").matches("\"mac\"").count();
     assert!(known >= 1_000, "{known} addresses are known");
     traffic.disconnect().unwrap();
+}
+
+/// A report names the libfabric that was loaded, whatever is installed.
+#[test]
+fn the_libfabric_that_is_loaded_is_known() {
+    let said = common::hayate(["fabric", "list"]).out;
+    let first = said.lines().next().unwrap();
+    let expected = first.strip_prefix("libfabric ").map(str::to_owned);
+    assert_eq!(libfabric(common::HAYATE), expected);
+    assert_eq!(libfabric("/bin/true"), None);
+    assert_eq!(libfabric("/nothing"), None);
 }
 
 #[test]
