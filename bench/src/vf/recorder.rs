@@ -22,7 +22,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use rustix::time::{ClockId, clock_gettime};
+use sys::clock::monotonic_ns;
 use tempfile::TempDir;
 
 use super::others::{Recording, adopt, parse};
@@ -119,12 +119,6 @@ impl Tracefs {
     }
 }
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
 /// CPUs as a file of the kernel takes them: groups of 32 in hexadecimal, the last first.
 fn mask(cpus: [usize; 2]) -> String {
     let last = cpus.into_iter().max().unwrap_or(0) / 32;
@@ -191,7 +185,7 @@ impl Recorder {
             }
         }
         running.set("events/sched/sched_stat_runtime/filter", &filter(&own))?;
-        let from = now();
+        let from = monotonic_ns();
         running.set("events/sched/sched_stat_runtime/enable", "1")?;
         let accounts = all_of_them(cpus).then(sched::all_threads);
         Ok(Recorder { running, forks, own, from, accounts, _tracefs: tracefs })
@@ -204,7 +198,7 @@ impl Recorder {
     pub(super) fn finish(mut self) -> Result<Recording, String> {
         let accounts = self.accounts.take().map(|before| (before, sched::all_threads()));
         self.running.set("tracing_on", "0")?;
-        let to = now();
+        let to = monotonic_ns();
         adopt(&mut self.own, &self.forks.text()?)?;
         let mut recording = parse(&self.running.text()?, &self.own, (self.from, to))?;
         if let Some((before, now)) = accounts {
