@@ -59,23 +59,6 @@ fn mac(last: u8) -> Mac {
     Mac([2, 0, 0, 0, 0, last])
 }
 
-fn link(index: u8) -> Link {
-    Link {
-        name: format!("eth{index}"),
-        mac: Some(mac(index)),
-        permanent: None,
-        mtu: 1500,
-        up: true,
-        kind: Kind::Ethernet,
-        enslaved: false,
-        priorities: false,
-        noarp: false,
-        takes_from: None,
-        v4: FamilyConf { forwarding: true, rp_filter: 0 },
-        v6: FamilyConf { forwarding: true, rp_filter: 0 },
-    }
-}
-
 fn gateway(interface: u32, to: &str, weight: u32) -> Gateway {
     Gateway { interface, address: address(to), weight }
 }
@@ -92,8 +75,8 @@ fn add(target: Target) -> Change {
 fn router() -> State {
     let mut state = State::default();
     state.set_settings(Settings { rp_filter: 0, forwarding_v6: true });
-    state.set_link(1, link(1));
-    state.set_link(2, link(2));
+    state.set_link(1, Link::plain(1));
+    state.set_link(2, Link::plain(2));
     for own in ["10.1.1.1/32", "10.1.2.1/32", "2001:db8:1::1/128"] {
         state.change_route(true, prefix(own), &add(Target::Own));
     }
@@ -270,12 +253,12 @@ fn a_refused_interface_leads_nowhere() {
 #[test]
 fn interfaces_say_what_they_ask_of_sources() {
     let mut state = router();
-    let mut vlan = link(3);
+    let mut vlan = Link::plain(3);
     vlan.kind = Kind::Vlan { parent: 2, vid: 10 };
     vlan.v4 = FamilyConf { forwarding: true, rp_filter: 2 };
     vlan.v6 = FamilyConf { forwarding: false, rp_filter: 0 };
     state.set_link(3, vlan);
-    let mut first = link(1);
+    let mut first = Link::plain(1);
     first.v4 = FamilyConf { forwarding: false, rp_filter: 0 };
     first.permanent = Some(mac(99));
     state.set_link(1, first);
@@ -311,7 +294,7 @@ fn links_that_others_take_packets_of_are_left_out() {
         state.set_neighbour(1, address("10.1.1.5"), Some(mac(15)));
         let (mut model, mut plan) = told(&mut state);
         assert_eq!(model.look_up(address("10.1.1.5")), Some(&hops(&[(1, 15)])));
-        let mut changed = link(1);
+        let mut changed = Link::plain(1);
         change(&mut changed);
         state.set_link(1, changed);
         tell(&mut model, &mut plan, &mut state);
@@ -319,7 +302,7 @@ fn links_that_others_take_packets_of_are_left_out() {
         assert_eq!(model.interfaces.len(), 1);
     }
     let mut state = router();
-    let mut above = link(3);
+    let mut above = Link::plain(3);
     above.kind = Kind::Other;
     above.takes_from = Some(1);
     state.set_link(3, above);
@@ -767,7 +750,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn happen(state: &mut State, model: &mut Model, plan: &mut Plan, event: Event) {
     match event {
         Event::Link(index, what) => {
-            let mut new = link(index as u8);
+            let mut new = Link::plain(index as u8);
             match what {
                 0 => new.up = false,
                 1 => new.mac = Some(mac(100)),

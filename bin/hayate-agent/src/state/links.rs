@@ -54,6 +54,26 @@ pub(crate) struct Link {
 }
 
 impl Link {
+    /// A card for tests, up and forwarding: `eth1` with the address 02:00:00:00:00:01 is number 1.
+    #[cfg(test)]
+    pub(crate) fn plain(index: u8) -> Self {
+        let conf = FamilyConf { forwarding: true, rp_filter: 0 };
+        Self {
+            name: format!("eth{index}"),
+            mac: Some(Mac([2, 0, 0, 0, 0, index])),
+            permanent: None,
+            mtu: 1500,
+            up: true,
+            kind: Kind::Ethernet,
+            enslaved: false,
+            priorities: false,
+            noarp: false,
+            takes_from: None,
+            v4: conf,
+            v6: conf,
+        }
+    }
+
     /// Why the switch cannot stand in for it, looking at it alone.
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         if self.kind == Kind::Other {

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::*;
-use crate::state::{Change, ChangeKind, FamilyConf, Kind, Link, Target};
+use crate::state::{Change, ChangeKind, Link, Target};
 
 const LIMITS: Limits = Limits { interfaces: 4, nexthops: 16, prefixes: 100, connections: 100 };
 
@@ -98,23 +98,8 @@ fn next_hops_are_counted_while_there_are_any() {
     let renewal = talk.now + Duration::from_millis(250);
     assert_eq!(talk.session.deadline(&talk.plan, &talk.state), Some(renewal));
 
-    let conf = FamilyConf { forwarding: true, rp_filter: 0 };
     for index in 1..=2 {
-        let link = Link {
-            name: format!("eth{index}"),
-            mac: Some(Mac([2, 0, 0, 0, 0, index])),
-            permanent: None,
-            mtu: 1500,
-            up: true,
-            kind: Kind::Ethernet,
-            enslaved: false,
-            priorities: false,
-            noarp: false,
-            takes_from: None,
-            v4: conf,
-            v6: conf,
-        };
-        talk.state.set_link(index.into(), link);
+        talk.state.set_link(index.into(), Link::plain(index));
     }
     let target = Target::Link(2);
     let change = Change { metric: 0, tos: 0, target, kind: ChangeKind::Added };
