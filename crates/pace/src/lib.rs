@@ -149,7 +149,8 @@ impl Pace {
         }
     }
 
-    /// A pass found `frames` frames, at least one.
+    /// A pass found something to do: so many frames, which gather while it naps, and whatever does not, as requests to
+    /// disks, of which each is awaited.
     #[inline]
     pub fn busy(&mut self, frames: usize) {
         self.window.frames += frames as u64;
@@ -231,7 +232,8 @@ impl Pace {
         let Some(period) = self.idle.take() else { return };
         self.window.idle_ns += period.seen - period.since;
         self.busy_since = period.seen;
-        if let Some(nap) = self.napped.take() {
+        // A nap that was ended by something else was too short to be judged.
+        if let Some(nap) = self.napped.take().filter(|_| frames > 0) {
             self.pays(nap.expected, frames, period.seen);
         }
         if period.polled {

@@ -193,6 +193,47 @@ fn an_answer_is_waited_for() {
     }
 }
 
+/// Requests to disks come one by one and are awaited, however many they are.
+#[test]
+fn requests_are_not_napped_through() {
+    let mut pace = Pace::new(Profile::Balanced, 0);
+    for at in (0..SECOND).step_by(10_000) {
+        pace.busy(0);
+        let idle = (1..10).map(|us| pace.idle(at + us * 1_000));
+        assert!(!idle.into_iter().any(|idle| matches!(idle, Idle::Nap(_))), "at {at} ns");
+    }
+}
+
+/// A nap that a request ends early says nothing about frames.
+#[test]
+fn a_request_that_ends_a_nap_does_not_end_naps() {
+    let mut pace = Pace::new(Profile::Balanced, 0);
+    let mut naps = 0;
+    for at in (0..SECOND).step_by(100_000) {
+        // Ten frames in 100 us, and a request in the nap after them.
+        pace.busy(10);
+        let (mut now, end) = (at + 1_000, at + 100_000);
+        while now < end {
+            match pace.idle(now) {
+                Idle::Poll => now += 1_000,
+                Idle::Sleep => now = end,
+                Idle::Nap(length) if now < at + 20_000 => {
+                    naps += 1;
+                    assert!(length.as_nanos() > 20_000);
+                    now = at + 20_000;
+                    pace.woken(now);
+                    pace.busy(0);
+                }
+                Idle::Nap(length) => {
+                    now = end.min(now + length.as_nanos() as u64);
+                    pace.woken(now);
+                }
+            }
+        }
+    }
+    assert!(naps > 9_900, "{naps} naps");
+}
+
 /// Few frames, each much work, as segments of 64 KiB by way of the kernel: worth polling for.
 #[test]
 fn heavy_frames_are_polled_for() {

@@ -45,8 +45,8 @@ pub struct IoVec {
 ///
 /// Until the value is dropped, every piece in [`Job::pieces`] must be memory that is mapped, that
 /// any thread may read and write at any moment, and to which there is no Rust reference. Neither the
-/// pieces nor the place where they are listed may change while nobody has `&mut` to the value, also
-/// if it is moved.
+/// pieces nor, if there are several, the place where they are listed may change while nobody has `&mut`
+/// to the value, also if it is moved.
 pub unsafe trait Job {
     /// Memory that is read or written, in order; at most 1024 pieces.
     fn pieces(&self) -> &[IoVec];
@@ -105,7 +105,9 @@ impl<J: Job> Ring<J> {
         Ok(Ring { ring, wake, jobs: Vec::new(), free: Vec::new(), unsubmitted: 0 })
     }
 
-    /// Takes a job: it begins with the next [`Ring::submit`] at the latest.
+    /// Takes a job: it begins with the next [`Ring::submit`] at the latest, and at once when as many wait for that as are
+    /// under way. So a device that has nothing to do is given the first job while others are still being made, and one
+    /// that is busy as many at a time as it takes to stay so.
     ///
     /// # Errors
     /// The job, if there is no room for it even after a submit.
@@ -132,6 +134,10 @@ impl<J: Job> Ring<J> {
             *place = Some(job);
         }
         self.unsubmitted += 1;
+        if 2 * self.unsubmitted as usize > self.in_flight() {
+            // What cannot begin now does with the next submit.
+            let _ = self.submit();
+        }
         Ok(())
     }
 
@@ -235,9 +241,9 @@ fn entry<J: Job>(operation: Operation, job: &J) -> Entry {
     let file = Fd(job.file().as_raw_fd());
     let pieces = job.pieces();
     let list = pieces.as_ptr().cast::<libc::iovec>();
-    // One piece needs no list.
+    // One piece needs no list, which might be moved with the job. The kernel moves less than 2 GiB at once anyway.
     let one = match pieces {
-        [piece] => u32::try_from(piece.len).ok().map(|len| (piece.base, len)),
+        [piece] => Some((piece.base, u32::try_from(piece.len).unwrap_or(u32::MAX))),
         _ => None,
     };
     let count = pieces.len() as u32;

@@ -92,25 +92,19 @@ impl Disks {
         taken + self.reap(mailbox)
     }
 
-    /// Has the ring begin with what was pushed, and takes what has ended.
+    /// Has the ring begin with what was pushed, and takes what has ended: what comes of that is for the next pass.
     fn reap(&mut self, mailbox: &Mailbox) -> usize {
+        let Some(ring) = &mut self.ring else { return 0 };
+        if let Err(error) = ring.submit() {
+            tracing::debug!(%error, "the ring takes no more for now");
+        }
         let mut ended = 0;
-        loop {
-            let Some(ring) = &mut self.ring else { return 0 };
-            if let Err(error) = ring.submit() {
-                tracing::debug!(%error, "the ring takes no more for now");
-            }
-            let before = ended;
-            while let Some((transfer, result)) = self.ring.as_mut().and_then(Ring::ended) {
-                ended += 1;
-                let Transfer { segments, owner: request, .. } = transfer;
-                let (id, result) = (request.disk, result.map(u64::from));
-                let job = Job { segments, request };
-                self.with(id, mailbox, |disk, tools| disk.ended(job, result, tools));
-            }
-            if ended == before {
-                break;
-            }
+        while let Some((transfer, result)) = self.ring.as_mut().and_then(Ring::ended) {
+            ended += 1;
+            let Transfer { segments, owner: request, .. } = transfer;
+            let (id, result) = (request.disk, result.map(u64::from));
+            let job = Job { segments, request };
+            self.with(id, mailbox, |disk, tools| disk.ended(job, result, tools));
         }
         if ended > 0 {
             self.close();

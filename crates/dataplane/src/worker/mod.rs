@@ -220,19 +220,20 @@ impl Worker {
                 self.look_around();
             }
             let frames = self.pass();
-            let frames = frames + self.pass_disks(frames);
+            let requests = self.pass_disks(frames);
             self.shared.polls.add(1);
-            if frames == 0 && looks > 0 {
+            let found = frames + requests;
+            if found == 0 && looks > 0 {
                 looks -= 1;
                 continue;
             }
             turns = turns.wrapping_add(1);
-            if frames > 0 {
+            if found > 0 {
                 looks = 0;
                 self.shared.busy_polls.add(1);
-                self.shared.frames.add(frames as u64);
+                self.shared.frames.add(found as u64);
                 self.pace.busy(frames);
-                unlooked += frames;
+                unlooked += found;
                 if unlooked >= BURST {
                     unlooked = 0;
                     self.settle();
