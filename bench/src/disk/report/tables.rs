@@ -74,8 +74,8 @@ thread for each in flight; those one after the other as dd makes them, so that t
 it has cached is forgotten before each window. *Back end* and *server* are CPU seconds for 10⁹ bytes, without \
 what the kernel does for the client itself; of fio, which asks nbdkit with nothing between, *back end* is all that \
 it uses. Of those on Gfarm, gfmd and gfsd are part of the server; whoever asks them, a store with its daemon or \
-gfarm2fs, is behind a cable in a network namespace of its own. TCP is as Linux has it by default (cubic), \
-whatever the machine is set to. Requests go on for a fifth of a second over the \
+gfarm2fs, is behind a cable in a network namespace of its own. TCP is as Linux has it by default (cubic, or \
+Reno where a network may not have that), whatever the machine is set to. Requests go on for a fifth of a second over the \
 whole image: of --disk-size 4096 it is the 4 GiB of the paper.";
 
 /// What is said of those that are made in a guest.
