@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use guestmem::{GuestMemory, Segments};
+use smallvec::SmallVec;
 use sys::uring::IoVec;
 
 use crate::error::Error;
@@ -111,7 +112,7 @@ impl Registration {
     /// Segments of this memory for an operation; `None` if they are of another.
     #[must_use]
     pub fn local(&self, segments: Segments) -> Option<Local> {
-        let mut descs = Vec::with_capacity(segments.pieces().len());
+        let mut descs = SmallVec::with_capacity(segments.pieces().len());
         for piece in segments.pieces() {
             descs.push(self.find(&segments, piece)?.0.desc);
         }
@@ -224,7 +225,7 @@ impl Drop for Registered {
 pub struct Local {
     segments: Segments,
     /// What the provider calls the memory of each.
-    descs: Vec<*mut c_void>,
+    descs: SmallVec<[*mut c_void; 1]>,
     registration: Registration,
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use sys::uring::{IoVec, Job};
 
 use crate::memory::GuestMemory;
@@ -29,8 +30,8 @@ pub enum Access {
 #[derive(Clone, Debug)]
 pub struct Segments {
     memory: Arc<GuestMemory>,
-    /// All of them checked, none of them empty.
-    pieces: Vec<IoVec>,
+    /// All of them checked, none of them empty; mostly there is one, for which no memory is taken.
+    pieces: SmallVec<[IoVec; 1]>,
     len: u64,
 }
 
@@ -43,7 +44,7 @@ impl Segments {
     /// No pieces yet.
     #[must_use]
     pub fn new(memory: &Arc<GuestMemory>) -> Segments {
-        Segments { memory: Arc::clone(memory), pieces: Vec::new(), len: 0 }
+        Segments { memory: Arc::clone(memory), pieces: SmallVec::new(), len: 0 }
     }
 
     /// These, if all of them are of this memory.
@@ -170,7 +171,7 @@ impl Segments {
     pub fn first(&self, n: u64) -> Segments {
         let mut left = n.min(self.len);
         let len = left;
-        let mut pieces = Vec::new();
+        let mut pieces = SmallVec::new();
         for piece in &self.pieces {
             if left == 0 {
                 break;
@@ -225,7 +226,7 @@ pub struct Transfer<T> {
 }
 
 // SAFETY: pieces are mapped as long as the value lives, belong to the guest, and are listed on the
-// heap; whoever moves the value cannot change the list.
+// heap if there are several; whoever moves the value cannot change the list.
 unsafe impl<T> Job for Transfer<T> {
     fn pieces(&self) -> &[IoVec] {
         &self.segments.pieces
