@@ -23,6 +23,15 @@ const LEASE: Duration = Duration::from_millis(1000);
 /// Ports 0 and 1 have cards 0 and 1; card 2 was seen behind both, card 3 behind port 1.
 struct Ports {
     open: [bool; 2],
+    /// What went past next hops, and by connections.
+    counts: BTreeMap<u32, Vec<HopCount>>,
+    connection: fn(&Flow) -> HopCount,
+}
+
+impl Ports {
+    fn new(open: [bool; 2]) -> Ports {
+        Ports { open, counts: BTreeMap::new(), connection: |_| HopCount::default() }
+    }
 }
 
 impl World for Ports {
@@ -49,11 +58,11 @@ impl World for Ports {
     }
 
     fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
-        BTreeMap::new()
+        self.counts.clone()
     }
 
-    fn connection_count(&self, _: &Flow) -> HopCount {
-        HopCount::default()
+    fn connection_count(&self, flow: &Flow) -> HopCount {
+        (self.connection)(flow)
     }
 }
 
@@ -464,7 +473,7 @@ proptest! {
     fn a_session_is_as_the_model_says(events in events()) {
         let (mut session, mut model, mut host) = (session(), Model::default(), Host::default());
         let mut now = Instant::now();
-        let mut ports = Ports { open: [true; 2] };
+        let mut ports = Ports::new([true; 2]);
         let mut refusals: BTreeMap<Refusal, u64> = BTreeMap::new();
         for (event, id) in events.into_iter().zip(0..) {
             match event {
@@ -527,7 +536,7 @@ proptest! {
     #[test]
     fn no_bytes_do_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut session = session();
-        let (now, ports) = (Instant::now(), Ports { open: [true; 2] });
+        let (now, ports) = (Instant::now(), Ports::new([true; 2]));
         let step = session.line(&bytes, now, &ports);
         prop_assert!(step.actions.is_empty() && step.answer.ends_with(b"\n"));
         prop_assert_eq!(session.refusals().map(|(_, count)| count).sum::<u64>(), 1);
@@ -554,7 +563,7 @@ fn granted<M: Method>(
 #[test]
 fn interfaces_are_placed_when_their_port_is_known() {
     let (mut session, now) = (session(), Instant::now());
-    let mut ports = Ports { open: [true, false] };
+    let mut ports = Ports::new([true, false]);
     granted(
         &mut session,
         &Hello { protocol: 1, agent: "a".into(), lease_ms: None, boot: None },
@@ -590,7 +599,7 @@ fn interfaces_are_placed_when_their_port_is_known() {
 
 #[test]
 fn what_an_agent_says_is_bounded_and_does_not_move_a_cursor() {
-    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let (mut session, now, ports) = (session(), Instant::now(), Ports::new([true; 2]));
     let agent = "\u{1b}[2J\u{9b}x".to_owned();
     granted(&mut session, &Hello { protocol: 1, agent, lease_ms: None, boot: None }, now, &ports);
     assert_eq!(session.agent(), Some("?[2J?x"));
@@ -612,34 +621,16 @@ fn what_an_agent_says_is_bounded_and_does_not_move_a_cursor() {
 
 #[test]
 fn counters_come_in_lines() {
-    struct Busy;
-    impl World for Busy {
-        type Port = u8;
-        fn ports(&self) -> Vec<Port<u8>> {
-            Vec::new()
-        }
-        fn functions(&self) -> Vec<ChannelFunction> {
-            Vec::new()
-        }
-        fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
-            Vec::new()
-        }
-        fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
-            let most = HopCount { packets: u64::MAX, bytes: u64::MAX };
-            (0..5000)
-                .map(|id| (id, vec![if id % 2 == 0 { most } else { HopCount::default() }; 64]))
-                .collect()
-        }
-        fn connection_count(&self, _: &Flow) -> HopCount {
-            HopCount::default()
-        }
-    }
+    let most = HopCount { packets: u64::MAX, bytes: u64::MAX };
+    let counts = |id| vec![if id % 2 == 0 { most } else { HopCount::default() }; 64];
+    let counts = (0..5000).map(|id| (id, counts(id))).collect();
+    let ports = Ports { counts, ..Ports::new([true; 2]) };
     use api::channel::{Counted, Counters};
     let (mut session, now) = (session(), Instant::now());
     let hello = Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None };
     let mut seen = Vec::new();
     let mut after = None;
-    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
+    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &ports).answer;
     ask(Request::line(1, &hello).unwrap());
     loop {
         let answer = ask(Request::line(1, &Counters { after }).unwrap());
@@ -658,31 +649,16 @@ fn counters_come_in_lines() {
 #[test]
 fn connections_are_counted_in_lines() {
     use api::channel::{ConnectionCounters, CountedConnections};
-    /// Counts every second one.
-    struct Busy;
-    impl World for Busy {
-        type Port = u8;
-        fn ports(&self) -> Vec<Port<u8>> {
-            Vec::new()
-        }
-        fn functions(&self) -> Vec<ChannelFunction> {
-            Vec::new()
-        }
-        fn learned(&self, _: &BTreeSet<Mac>) -> Vec<(Mac, u8)> {
-            Vec::new()
-        }
-        fn counts(&self) -> BTreeMap<u32, Vec<HopCount>> {
-            BTreeMap::new()
-        }
-        fn connection_count(&self, flow: &Flow) -> HopCount {
-            let packets = if flow.source.port().is_multiple_of(2) { u64::MAX } else { 0 };
-            HopCount { packets, bytes: u64::MAX }
-        }
-    }
+    // Of every second one.
+    let connection = |flow: &Flow| {
+        let packets = if flow.source.port().is_multiple_of(2) { u64::MAX } else { 0 };
+        HopCount { packets, bytes: u64::MAX }
+    };
+    let ports = Ports { connection, ..Ports::new([true; 2]) };
     let limits = Limits { connections: 2000, ..LIMITS };
     let (mut session, now) =
         (Session::new("edge".parse().unwrap(), "hayate".to_owned(), limits), Instant::now());
-    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &Busy).answer;
+    let mut ask = |line: Vec<u8>| session.line(line.trim_ascii(), now, &ports).answer;
     ask(Request::line(1, &Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None })
         .unwrap());
     let interface = Interface {
@@ -728,7 +704,7 @@ fn connections_are_counted_in_lines() {
 
 #[test]
 fn functions_come_in_lines() {
-    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let (mut session, now, ports) = (session(), Instant::now(), Ports::new([true; 2]));
     let list = |session: &mut Session<u8>, list: &ListFunctions| {
         let line = Request::line(1, list).unwrap();
         let step = session.line(line.trim_ascii(), now, &ports);
@@ -770,7 +746,7 @@ fn functions_come_in_lines() {
 
 #[test]
 fn what_is_set_on_a_function_is_answered_later() {
-    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let (mut session, now, ports) = (session(), Instant::now(), Ports::new([true; 2]));
     let everything = ports.functions();
     let pf = everything[0].mac;
     let line = |session: &mut Session<u8>, text: &str| {
@@ -837,7 +813,7 @@ fn what_is_set_on_a_function_is_answered_later() {
 
 #[test]
 fn a_connection_is_of_one_version_of_ip_and_has_no_scope() {
-    let (mut session, now, ports) = (session(), Instant::now(), Ports { open: [true; 2] });
+    let (mut session, now, ports) = (session(), Instant::now(), Ports::new([true; 2]));
     granted(
         &mut session,
         &Hello { protocol: 1, agent: String::new(), lease_ms: None, boot: None },

@@ -16,26 +16,25 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use remote::VERSION;
-use remote::control::{ImageName, Listed, Opened, Refused, Session, ToClient, ToStore, Why};
+use remote::control::{ImageName, Listed, Refused, Session, ToClient, ToStore, Why};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use vhost_session::socket::{Listener, SocketFile};
 
-use super::fabrics::{Berth, Doors};
-use super::holders::{Holder, Holders, LEAVING, alone, one_leaves};
-use super::resident::{Arrival, Lodging, secret};
+use super::fabrics::Doors;
+use super::holders::Holders;
+use super::open::{Running, Wish};
+use super::resident::Arrival;
 use super::talk::{Known, Silence, Talk};
 use crate::disk::DiskImage;
-use crate::disk::config;
-use crate::disk::connection::Connection;
-use crate::host::{Host, Offer, Served};
+use crate::host::Host;
 
 /// How long a client may take for each message until an image is open.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,9 +44,6 @@ const STRANGERS: usize = 128;
 const MEETING: Duration = Duration::from_secs(30);
 /// Characters of a client's name that are kept.
 const NAME: usize = 64;
-/// What a client may have under way: requests, and bytes that they move.
-const REQUESTS: u16 = 256;
-const BYTES: u32 = 4 << 20;
 
 /// Who asks.
 #[derive(Clone, Debug)]
@@ -99,17 +95,17 @@ impl fmt::Debug for OpenImage {
 }
 
 pub(super) struct Store {
-    host: Host,
-    images: Arc<dyn Images>,
+    pub(super) host: Host,
+    pub(super) images: Arc<dyn Images>,
     name: String,
     tls: Option<Arc<ServerConfig>>,
     boot: String,
     /// The Unix socket.
-    local: Option<PathBuf>,
-    open: parking_lot::Mutex<HashMap<ImageName, Holders>>,
-    handles: AtomicU32,
+    pub(super) local: Option<PathBuf>,
+    pub(super) open: parking_lot::Mutex<HashMap<ImageName, Holders>>,
+    pub(super) handles: AtomicU32,
     /// Where clients connect by fabrics.
-    fabrics: Doors,
+    pub(super) fabrics: Doors,
     /// Images that are open for who comes to the Unix socket and knows their secret.
     pub(super) places: parking_lot::Mutex<HashMap<Session, oneshot::Sender<Arrival>>>,
 }
@@ -218,48 +214,6 @@ async fn visitor(local: Option<&(UnixListener, SocketFile)>) -> io::Result<UnixS
     }
 }
 
-/// Who asks for what is in an image.
-enum Asker {
-    /// A client, on a connection.
-    Far(Served),
-    /// A client, by a fabric.
-    Fabric(Box<Berth>),
-    /// A guest of this machine.
-    Near(Box<Lodging>),
-}
-
-impl Asker {
-    /// Serves it until that cannot be gone on with: why.
-    async fn serve(&mut self) -> String {
-        match self {
-            Asker::Far(served) => served.fault().await,
-            Asker::Fabric(berth) => berth.serve().await,
-            Asker::Near(lodging) => lodging.serve().await,
-        }
-    }
-
-    /// Nothing it asked for is under way when this returns.
-    async fn end(&mut self) {
-        match self {
-            Asker::Far(served) => served.end().await,
-            Asker::Fabric(berth) => berth.end().await,
-            Asker::Near(lodging) => lodging.end().await,
-        }
-    }
-}
-
-/// An image that is open on a connection.
-struct Running {
-    store: Arc<Store>,
-    image: ImageName,
-    client: String,
-    opened: OpenImage,
-    asker: Asker,
-    stop: watch::Receiver<bool>,
-    /// Dropped at the end: who waits for it goes on.
-    _gone: watch::Sender<()>,
-}
-
 fn refused(why: Why, message: impl Into<String>) -> Refused {
     Refused { why, message: message.into() }
 }
@@ -339,165 +293,10 @@ impl Store {
             }
         }
     }
-
-    /// Opens an image for a client once those who may not have it beside it have ended.
-    async fn open(
-        self: &Arc<Store>,
-        client: &Peer,
-        wish: Wish,
-        mut talk: Talk,
-    ) -> io::Result<Running> {
-        let (images, name, asks) = (Arc::clone(&self.images), wish.image.clone(), client.clone());
-        let write = wish.write;
-        // Who may not have it takes it from nobody.
-        let allowed = blocking(move || images.allow(&name, write, &asks)).await;
-        if let Err(why) = allowed {
-            return refuse(&mut talk, why).await;
-        }
-        let holders = {
-            let mut open = self.open.lock();
-            // Of images that nobody has, and nobody is opening, nothing is kept.
-            open.retain(|_, holders| {
-                Arc::strong_count(holders) > 1
-                    || holders.try_lock().is_ok_and(|all| all.iter().any(Holder::is_there))
-            });
-            Arc::clone(open.entry(wish.image.clone()).or_default())
-        };
-        let end = Instant::now() + LEAVING;
-        let (mut holders, opened) = loop {
-            // An image whose bytes are away may keep others waiting for long: who has gone meanwhile takes nobody's
-            // place.
-            let all = tokio::select! {
-                all = alone(&holders, wish.session, wish.fence) => all,
-                () = talk.closed() => return Err(io::Error::other("it has gone before it was its turn")),
-            };
-            let (images, name, asks) =
-                (Arc::clone(&self.images), wish.image.clone(), client.clone());
-            let why = match blocking(move || images.open(&name, write, &asks)).await {
-                Ok(opened) => break (all, opened),
-                Err(why) => why,
-            };
-            let there: Vec<_> = all.iter().map(|holder| holder.gone.clone()).collect();
-            drop(all);
-            if why.why != Why::InUse || !one_leaves(&there, end).await {
-                return refuse(&mut talk, why).await;
-            }
-        };
-        let client = client.name.clone();
-        let answer = Opened {
-            handle: self.handles.fetch_add(1, Relaxed),
-            epoch: opened.epoch,
-            size: opened.size,
-            block_size: config::block_size(&opened.image)?,
-            requests: REQUESTS,
-            bytes: BYTES,
-            discard: opened.image.can_discard(),
-            durable: opened.image.outlives_this_machine(),
-            place: None,
-            fabric: None,
-        };
-        let (name, image) = (format!("{}@{client}", wish.image), opened.image.clone());
-        let offer = Offer { name, image, size: opened.size, read_only: !write };
-        let local = talk.local()?.ip().to_canonical();
-        let asker = if wish.in_place && self.local.is_some() {
-            Asker::Near(Box::new(self.lodge(offer, answer, talk).await?))
-        } else if let Some((at, arrival)) = self.fabrics.offer(&wish.fabrics, local).await {
-            let answer = Opened { fabric: Some(at), ..answer };
-            talk.say(&ToClient::Opened(answer.clone())).await?;
-            let (host, arrival) = (self.host.clone(), Some(arrival));
-            Asker::Fabric(Box::new(Berth { host, offer, answer, arrival, talk, served: None }))
-        } else {
-            Asker::Far(self.connect(offer, answer, talk).await?)
-        };
-        let (stop, stopping) = watch::channel(false);
-        let (gone, going) = watch::channel(());
-        holders.push(Holder { session: wish.session, stop, gone: going });
-        tracing::info!(client, image = %wish.image, write, "opened");
-        Ok(Running {
-            store: Arc::clone(self),
-            image: wish.image,
-            client,
-            opened,
-            asker,
-            stop: stopping,
-            _gone: gone,
-        })
-    }
-
-    /// Serves a client on its connection.
-    async fn connect(&self, offer: Offer, answer: Opened, mut talk: Talk) -> io::Result<Served> {
-        let write = !offer.read_only;
-        let served = self.host.serve_image(offer).map_err(io::Error::other)?;
-        let said = talk.say(&ToClient::Opened(answer.clone())).await;
-        let started = said.and_then(|()| talk.into_wire()).and_then(|wire| {
-            served.start(Connection::new(wire, answer, write)?);
-            Ok(())
-        });
-        if let Err(error) = started {
-            served.end().await;
-            return Err(error);
-        }
-        Ok(served)
-    }
-
-    /// Prepares for a guest of this machine.
-    async fn lodge(&self, offer: Offer, answer: Opened, mut talk: Talk) -> io::Result<Lodging> {
-        let place = secret()?;
-        let (come, arrival) = oneshot::channel();
-        {
-            let mut places = self.places.lock();
-            // Of those that nobody waits for any more, nothing is kept.
-            places.retain(|_, come| !come.is_closed());
-            places.insert(place, come);
-        }
-        talk.say(&ToClient::Opened(Opened { place: Some(place), ..answer })).await?;
-        Ok(Lodging {
-            host: self.host.clone(),
-            offer,
-            arrival: Some(arrival),
-            talk: Some(talk),
-            place: None,
-        })
-    }
-}
-
-/// Tells a client why it does not get what it asked for.
-async fn refuse<T>(talk: &mut Talk, why: Refused) -> io::Result<T> {
-    let text = why.message.clone();
-    talk.say(&ToClient::Refused(why)).await?;
-    Err(io::Error::other(text))
-}
-
-/// What a client asks to open.
-struct Wish {
-    image: ImageName,
-    write: bool,
-    session: Session,
-    fence: bool,
-    in_place: bool,
-    fabrics: Vec<String>,
-}
-
-impl Running {
-    /// Serves the connection until it ends.
-    async fn run(mut self, mut ending: watch::Receiver<bool>) {
-        let why = tokio::select! {
-            why = self.asker.serve() => why,
-            _ = self.stop.wait_for(|stop| *stop) => "another connection has the image now".to_owned(),
-            _ = ending.wait_for(|end| *end) => "this store ends".to_owned(),
-        };
-        // Nothing it asked for is under way after this.
-        self.asker.end().await;
-        let opened = self.opened;
-        // Closing an image may wait until what was written is stable.
-        let _ = tokio::task::spawn_blocking(move || drop(opened)).await;
-        tracing::info!(client = %self.client, image = %self.image, "closed: {why}");
-        drop(self.store);
-    }
 }
 
 /// Does something that may wait.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refused> + Send + 'static,
 ) -> Result<T, Refused> {
     let done = tokio::task::spawn_blocking(work).await;

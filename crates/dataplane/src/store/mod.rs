@@ -7,7 +7,8 @@
 //!
 //! What is said until an image is open ([`talk`]) runs on the control runtime; from then on the
 //! connection belongs to a worker ([`crate::disk`]), which reads requests and answers between its
-//! other work. [`keeper`] makes the connections of a disk, [`accept`] serves those of others.
+//! other work. [`keeper`] makes the connections of a disk, [`accept`] hears those of others, and [`open`]
+//! opens images for them.
 //!
 //! On one machine there is less to do: the daemon hands the guest over ([`place`]), and the store serves
 //! its virtqueues itself ([`resident`]).
@@ -16,6 +17,7 @@ pub(crate) mod accept;
 mod fabrics;
 mod holders;
 pub(crate) mod keeper;
+mod open;
 pub(crate) mod place;
 pub(crate) mod post;
 mod resident;
