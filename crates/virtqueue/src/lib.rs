@@ -13,9 +13,9 @@
 //! release on what it publishes and by a full barrier before each notification decision.
 //! Nothing here blocks, allocates or logs after [`Queue::new`].
 //!
-//! **Order.** Chains are completed in the order they were popped, with one used entry each, which
-//! satisfies drivers with and without `VIRTIO_F_IN_ORDER` alike. A device that completes them in
-//! another order, as a disk does, has a [`TrackedQueue`]; it must not offer `VIRTIO_F_IN_ORDER`.
+//! **Order.** Chains are completed in the order they were popped, which satisfies drivers with and
+//! without `VIRTIO_F_IN_ORDER` alike. A device that completes them in another order, as a disk does, has
+//! a [`TrackedQueue`]; it must not offer `VIRTIO_F_IN_ORDER`.
 
 mod chain;
 mod count;
@@ -52,7 +52,8 @@ pub struct QueueConfig {
     pub event_idx: bool,
     /// `VIRTIO_F_INDIRECT_DESC`.
     pub indirect: bool,
-    /// `VIRTIO_F_IN_ORDER`. The device always completes in order; nothing depends on it here.
+    /// `VIRTIO_F_IN_ORDER`. The device always completes in order; a driver that counts on it is shown one used descriptor
+    /// for many buffers of a packed ring that it only has read.
     pub in_order: bool,
     /// Guest physical address of the descriptor area: table or packed ring.
     pub desc: u64,

@@ -115,6 +115,7 @@ pub struct PackedQueue {
     size: u16,
     event_idx: bool,
     indirect: bool,
+    in_order: bool,
     /// See [`crate::Queue::read_only`].
     pub(crate) read_only: bool,
     /// The next descriptor to pop.
@@ -156,6 +157,7 @@ impl PackedQueue {
             size,
             event_idx: cfg.event_idx,
             indirect: cfg.indirect,
+            in_order: cfg.in_order,
             read_only: false,
             avail: base,
             used: base,
@@ -384,7 +386,7 @@ impl PackedQueue {
     /// ring, so that a successor can finish.
     #[inline]
     fn flush(&mut self) {
-        let count = self.pending;
+        let count = self.gathered();
         if count == 0 {
             return;
         }
@@ -410,6 +412,26 @@ impl PackedQueue {
         self.journal.commit(&step);
         self.show(count);
         self.journal.done(&step);
+    }
+
+    /// How many descriptors say all that is pending: one, with the id of the last chain in the place of the first, if the
+    /// driver takes that for all between them (`VIRTIO_F_IN_ORDER`, 2.8.8) and needs no lengths. So the other slots stay
+    /// in its cache as it has written them.
+    ///
+    /// Not for what goes over the end of the ring: the slot by which a successor knows the ring would be of another lap
+    /// than the position.
+    #[inline]
+    fn gathered(&self) -> usize {
+        let Some(last) = self.pending.checked_sub(1) else { return 0 };
+        if last == 0 || !self.in_order || !self.read_only {
+            return self.pending;
+        }
+        let first = self.journal.noted(0).position;
+        if self.used.index() != 0 && Cursor::from_bits(first).mark() != self.used.mark() {
+            return self.pending;
+        }
+        self.journal.note(0, Note { position: first, ..self.journal.noted(last) });
+        1
     }
 
     /// Marks the first `count` noted descriptors used, the first one last: the driver, which looks

@@ -27,6 +27,8 @@ pub struct PackedDriver {
     chains: Vec<u16>,
     /// Ids in the order added; kept with in-order only.
     order: VecDeque<u16>,
+    /// The last id of those that a used descriptor stands for and that were not all collected; with in-order only.
+    shown: Option<u16>,
     outstanding: usize,
     /// The next slot to fill, and to look at for a used descriptor; bit 15 is the wrap counter.
     next_avail: u16,
@@ -55,6 +57,7 @@ impl PackedDriver {
             ids: (0..spec.size).collect(),
             chains: vec![0; usize::from(spec.size)],
             order: VecDeque::new(),
+            shown: None,
             outstanding: 0,
             next_avail: start,
             next_used: start,
@@ -155,6 +158,9 @@ impl PackedDriver {
     }
 
     pub(super) fn has_used(&self) -> bool {
+        if self.shown.is_some() {
+            return true;
+        }
         let flags = self.raw.desc_flags(self.next_used & !WRAP);
         flags & (AVAIL | USED) == if self.next_used & WRAP != 0 { AVAIL | USED } else { 0 }
     }
@@ -163,19 +169,27 @@ impl PackedDriver {
         if self.outstanding == 0 || !self.has_used() {
             return Ok(None);
         }
-        let RawDesc { len, tag: token, .. } = self.raw.desc(self.next_used & !WRAP);
-        let descs = match self.chains.get_mut(usize::from(token)) {
-            Some(descs) if *descs != 0 => std::mem::take(descs),
-            _ => return Err(DriverError::NotOutstanding { token: token.into() }),
+        let (mut len, mut token) = match self.shown {
+            Some(last) => (0, last),
+            None => {
+                let RawDesc { len, tag, .. } = self.raw.desc(self.next_used & !WRAP);
+                (len, tag)
+            }
         };
+        if self.chains.get(usize::from(token)).is_none_or(|descs| *descs == 0) {
+            return Err(DriverError::NotOutstanding { token: token.into() });
+        }
         if let Some(oldest) = self.order.pop_front() {
+            // It stands for all that were added before it, too; their lengths are not told.
+            self.shown = (oldest != token).then_some(token);
             if oldest != token {
-                return Err(DriverError::OutOfOrder { token, oldest });
+                (len, token) = (0, oldest);
             }
             self.ids.push_back(token);
         } else {
             self.ids.push_front(token);
         }
+        let descs = std::mem::take(&mut self.chains[usize::from(token)]);
         self.next_used = self.advance(self.next_used, descs);
         self.free += descs;
         self.outstanding -= 1;
