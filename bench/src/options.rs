@@ -80,7 +80,7 @@ pub struct Options {
     /// CPU of the switch and CPU of the guests
     #[arg(long, value_name = "SWITCH,GUESTS", default_value = "0,1", value_parser = place)]
     pub cpus: Place,
-    /// Systems of the tables of disks, in the order they take turns
+    /// Systems of the tables of disks, in the order they take turns; in every second round the other way round
     #[arg(
         long,
         value_name = "LIST",

@@ -163,8 +163,13 @@ impl<'a> Run<'a> {
         (round, probe): (u32, &Probe),
         progress: &mut Progress,
     ) -> Result<(), BenchError> {
+        let mut systems = self.options.disk_systems.clone();
+        // Who comes after somebody else may find the disk, or the machine, otherwise than who comes first.
+        if round % 2 == 1 {
+            systems.reverse();
+        }
         for cell in self.cells.clone() {
-            for system in self.options.disk_systems.iter().filter(|s| s.takes_part(&cell)) {
+            for system in systems.iter().filter(|system| system.takes_part(&cell)) {
                 if self.interrupted.load(Ordering::Relaxed) {
                     return Err(BenchError::Interrupted { out: self.options.out.clone() });
                 }
