@@ -105,8 +105,8 @@ impl<J: Job> Ring<J> {
         Ok(Ring { ring, wake, jobs: Vec::new(), free: Vec::new(), unsubmitted: 0 })
     }
 
-    /// Takes a job: it begins with the next [`Ring::submit`] at the latest, and at once when as many wait for that as are
-    /// under way. So a device that has nothing to do is given the first job while others are still being made, and one
+    /// Takes a job: it begins with the next [`Ring::submit`] at the latest, and at once when more wait for that than are
+    /// under way: of many together the first, then two, four and so on. So a device that has nothing to do is given the first job while others are still being made, and one
     /// that is busy as many at a time as it takes to stay so.
     ///
     /// # Errors

@@ -7,7 +7,8 @@
 //! 1. each used descriptor, when a chain is completed ([`Journal::note`]);
 //! 2. when they are to be shown, a [`Step`]: from where to where, and what the ring looks like
 //!    there ([`Journal::commit`]);
-//! 3. the used descriptors go into the ring, that of the first chain last;
+//! 3. the used descriptors go into the ring, that of the first chain last; where one stands for all, it has taken the
+//!    place of the first before 2;
 //! 4. the step is marked as done ([`Journal::done`]).
 //!
 //! A device that ends before 2 has shown nothing: its successor takes the same chains again. From

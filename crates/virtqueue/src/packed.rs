@@ -386,7 +386,7 @@ impl PackedQueue {
     /// ring, so that a successor can finish.
     #[inline]
     fn flush(&mut self) {
-        let count = self.gathered();
+        let count = self.gather();
         if count == 0 {
             return;
         }
@@ -421,7 +421,7 @@ impl PackedQueue {
     /// Not for what goes over the end of the ring: the slot by which a successor knows the ring would be of another lap
     /// than the position.
     #[inline]
-    fn gathered(&self) -> usize {
+    fn gather(&self) -> usize {
         let Some(last) = self.pending.checked_sub(1) else { return 0 };
         if last == 0 || !self.in_order || !self.read_only {
             return self.pending;

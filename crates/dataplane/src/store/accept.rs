@@ -1,12 +1,8 @@
 //! Serving images to other hosts: connections from their disks.
 //!
 //! Each connection has at most one image open, on which it is a disk of this data plane like that of
-//! a guest, with the connection as its one queue.
-//!
-//! **THE rule of fencing.** Before an image is opened for a session, every connection of the same
-//! session has ended: nothing it asked for is under way any more, and nothing it asks for will be
-//! begun. The same holds for all connections of an image that is taken by force. Whether others may
-//! have it open at the same time is for the images themselves to say ([`Images::open`]).
+//! a guest, with the connection as its one queue. How one is opened, and served until it
+//! ends, is in [`super::open`].
 
 use std::any::Any;
 use std::collections::HashMap;

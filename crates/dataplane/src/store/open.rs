@@ -1,4 +1,9 @@
 //! An image that is opened for who asked for it, and served until that ends.
+//!
+//! **THE rule of fencing.** Before an image is opened for a session, every connection of the same
+//! session has ended: nothing it asked for is under way any more, and nothing it asks for will be
+//! begun. The same holds for all connections of an image that is taken by force. Whether others may
+//! have it open at the same time is for the images themselves to say ([`Images::open`](super::accept::Images::open)).
 
 use std::io;
 use std::sync::Arc;
