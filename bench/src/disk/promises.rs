@@ -3,7 +3,7 @@
 use super::cell::{Access, Cell, Job, Medium};
 use super::report::{CPU, Disks, P50, RATE, Row, Value};
 use super::sut::System;
-use crate::report::promises::{self, Bound, Found, over};
+use crate::report::promises::{self, Bound, Found, Measured, over};
 
 /// A promise about some cells.
 struct Promise {
@@ -40,7 +40,7 @@ const PROMISES: [Promise; 10] = [
         own: System::Hayate,
         other: System::Qsd,
         value: RATE,
-        bound: Bound::AtLeast(1.0),
+        bound: Bound::NoLower,
     },
     Promise {
         text: "QD 32: IOPS, of fio's on the bare file",
@@ -127,8 +127,7 @@ pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
             let found = |row: &Row<'_>| {
                 let systems = (row.of(promise.own), row.of(promise.other));
                 let measured = over(systems.0, systems.1, promise.value);
-                let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
-                Found { label: row.cell.label(), value, windows }
+                Found { label: row.cell.label(), measured }
             };
             let found: Vec<Found> = rows.iter().filter(mine).map(found).collect();
             if !found.is_empty() {
@@ -138,9 +137,8 @@ pub(crate) fn promises(text: &mut String, disks: &Disks) -> std::fmt::Result {
         }
     }
     for row in rows.iter().filter(|row| row.cell.job.is_none()) {
-        let cpu = row.figure(System::Hayate, CPU);
-        let (value, windows) = cpu.map_or((None, 0), |s| (Some(s.median), s.n));
-        let found = [Found { label: row.cell.label(), value, windows }];
+        let measured = row.figure(System::Hayate, CPU).map(Measured::from);
+        let found = [Found { label: row.cell.label(), measured }];
         let place = ("Disks", row.cell.medium.as_str());
         promises::line(text, place, "CPU, %", Some(&found), Bound::AtMost(IDLE_CPU))?;
     }

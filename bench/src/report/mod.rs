@@ -297,6 +297,16 @@ pub(crate) fn ratio<C, S: PartialEq, W: Sample>(
     regime: Regime,
     value: impl Fn(&W) -> Option<f64>,
 ) -> Option<Summary> {
+    summary(ratios(one, other, regime, value))
+}
+
+/// What [`ratio`] summarises, in the order of rounds.
+pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
+    one: &Outcome<C, S, W>,
+    other: &Outcome<C, S, W>,
+    regime: Regime,
+    value: impl Fn(&W) -> Option<f64>,
+) -> Vec<f64> {
     let rounds = |outcome: &Outcome<C, S, W>| {
         let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for window in outcome.counting(regime) {
@@ -306,7 +316,7 @@ pub(crate) fn ratio<C, S: PartialEq, W: Sample>(
         rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
     };
     let (one, other) = (rounds(one), rounds(other));
-    summary(one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)))
+    one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)).collect()
 }
 
 /// The regime in which the system with the fewest windows has the most; the nearer one of two.

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Figure, Outcome, Report, Row, Sample, common_regime, figure, ratio};
+use super::{Figure, Outcome, Report, Row, Sample, common_regime, figure, ratios};
 use crate::cell::{Cell, Kind, Rings, Side};
+use crate::stats::{Summary, summary};
 use crate::sut::System;
 
 /// Windows that a figure needs, to be one.
@@ -46,16 +47,25 @@ enum Measure {
 pub(crate) enum Bound {
     AtLeast(f64),
     AtMost(f64),
+    /// A ratio that is not below 1: it is 1 or more, or a tie ([`Measured::ties`]).
+    NoLower,
 }
 
 impl Bound {
-    fn holds(self, value: f64) -> bool {
+    fn holds(self, of: &Measured) -> bool {
         match self {
-            Bound::AtLeast(bound) => value >= bound,
-            Bound::AtMost(bound) => value <= bound,
+            Bound::AtLeast(bound) => of.value >= bound,
+            Bound::AtMost(bound) => of.value <= bound,
+            Bound::NoLower => of.value >= 1.0 || of.ties(),
         }
     }
 }
+
+/// What a ratio of two that are as fast as one another may lack of 1.
+const TIE: f64 = 0.02;
+
+/// How likely it must at least be that as many rounds as there are, or more, are below 1 by chance alone.
+const CHANCE: f64 = 0.05;
 
 /// All of them.
 fn promises() -> Vec<Promise> {
@@ -229,11 +239,50 @@ fn promises() -> Vec<Promise> {
     promises
 }
 
-/// A figure, and the windows it is of.
+/// What was found in a cell.
 pub(crate) struct Found {
     pub(crate) label: String,
-    pub(crate) value: Option<f64>,
+    pub(crate) measured: Option<Measured>,
+}
+
+/// A figure, the windows it is of, and, of a ratio, what it was in each round.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Measured {
+    pub(crate) value: f64,
     pub(crate) windows: usize,
+    pub(crate) rounds: Vec<f64>,
+}
+
+impl From<Summary> for Measured {
+    fn from(of: Summary) -> Measured {
+        Measured { value: of.median, windows: of.n, rounds: Vec::new() }
+    }
+}
+
+impl Measured {
+    /// Rounds below 1, and those that are not 1.
+    fn below(&self) -> (usize, usize) {
+        let count = |is: fn(f64) -> bool| self.rounds.iter().filter(|&&ratio| is(ratio)).count();
+        (count(|ratio| ratio < 1.0), count(|ratio| ratio != 1.0))
+    }
+
+    /// A ratio a little below 1, with no more rounds below 1 than there may be by chance (sign test,
+    /// one-sided).
+    fn ties(&self) -> bool {
+        let (below, all) = self.below();
+        (1.0 - TIE..1.0).contains(&self.value) && all > 0 && heads(below, all) > CHANCE
+    }
+}
+
+/// How likely at least so many of so many coins show heads.
+fn heads(least: usize, coins: usize) -> f64 {
+    let mut likely = 0.5_f64.powi(coins as i32);
+    let mut sum = 0.0;
+    for n in 0..=coins {
+        sum += if n >= least { likely } else { 0.0 };
+        likely *= (coins - n) as f64 / (n + 1) as f64;
+    }
+    sum
 }
 
 /// What a run says about a promise.
@@ -249,11 +298,11 @@ enum Verdict {
 impl Verdict {
     fn of(found: Option<&[Found]>, bound: Bound) -> Verdict {
         let Some(found) = found else { return Verdict::NotMeasured };
-        let failed = |one: &Found| one.value.is_some_and(|value| !bound.holds(value));
+        let failed = |one: &Found| one.measured.as_ref().is_some_and(|of| !bound.holds(of));
         match found {
             [] => Verdict::NoCase,
             some if some.iter().any(failed) => Verdict::NotMet,
-            some if some.iter().any(|one| one.value.is_none()) => Verdict::NotMeasured,
+            some if some.iter().any(|one| one.measured.is_none()) => Verdict::NotMeasured,
             _ => Verdict::Met,
         }
     }
@@ -279,9 +328,7 @@ impl Promise {
             any = true;
             if (self.when)(row) {
                 let measured = match self.measure {
-                    Measure::Of(system, figure) => {
-                        row.figure(system, figure).map(|s| (s.median, s.n))
-                    }
+                    Measure::Of(system, figure) => row.figure(system, figure).map(Measured::from),
                     Measure::IdleAt(system) => idle_at(row, system),
                     Measure::Over(one, other, figure) => over(row.of(one), row.of(other), figure),
                     Measure::OverCell(base, figure) => {
@@ -290,9 +337,7 @@ impl Promise {
                         over(row.of(System::Hayate), base, figure)
                     }
                 };
-                let label = row.cell.label();
-                let (value, windows) = measured.map_or((None, 0), |(v, n)| (Some(v), n));
-                found.push(Found { label, value, windows });
+                found.push(Found { label: row.cell.label(), measured });
             }
         }
         any.then_some(found)
@@ -301,23 +346,25 @@ impl Promise {
 
 /// hayate's idle share at a system's rate: its work for each frame stays as it is when there are
 /// fewer.
-fn idle_at(row: &Row<'_>, system: System) -> Option<(f64, usize)> {
-    let (rate, windows) = over(row.of(system), row.of(System::Hayate), figure::RATE)?;
+fn idle_at(row: &Row<'_>, system: System) -> Option<Measured> {
+    let rate = over(row.of(system), row.of(System::Hayate), figure::RATE)?;
     let idle = row.figure(System::Hayate, figure::IDLE)?.median;
-    Some((100.0 - (100.0 - idle) * rate, windows))
+    let value = 100.0 - (100.0 - idle) * rate.value;
+    Some(Measured { value, windows: rate.windows, rounds: Vec::new() })
 }
 
-/// One outcome's figure divided by another's, and the windows of the one with fewer.
+/// One outcome's figure divided by another's, with the windows of the one with fewer.
 pub(crate) fn over<C, S: PartialEq, W: Sample>(
     one: Option<&Outcome<C, S, W>>,
     other: Option<&Outcome<C, S, W>>,
     figure: impl Fn(&W) -> Option<f64>,
-) -> Option<(f64, usize)> {
+) -> Option<Measured> {
     let (one, other) = (one?, other?);
     let regime = common_regime(&[one, other])?;
     let windows = [one, other].map(|outcome| outcome.counting(regime).count());
-    let ratio = ratio(one, other, regime, figure)?;
-    Some((ratio.median, windows.into_iter().min()?))
+    let rounds = ratios(one, other, regime, figure);
+    let value = summary(rounds.iter().copied())?.median;
+    Some(Measured { value, windows: windows.into_iter().min()?, rounds })
 }
 
 /// The section about them; only those of what was measured at all.
@@ -336,7 +383,11 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
     writeln!(
         text,
         "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
-         most windows. A figure of fewer than {WINDOWS} windows is marked with their number.\n"
+         most windows. A figure of fewer than {WINDOWS} windows is marked with their number. *No lower than \
+         1* is a median of 1 or more, or a tie: at least {:.2}, and below 1 in no more rounds than there may be \
+         by chance (sign test, one-sided, {} %).\n",
+        1.0 - TIE,
+        100.0 * CHANCE
     )?;
     if !rows.is_empty() {
         writeln!(text, "| table | rings | what | promised | measured | |\n{LINE}")?;
@@ -376,27 +427,33 @@ pub(crate) fn line(
 ) -> std::fmt::Result {
     let verdict = Verdict::of(found, bound);
     let mut measured: Vec<String> =
-        found.unwrap_or_default().iter().map(Found::to_string).collect();
+        found.unwrap_or_default().iter().map(|one| one.shown(bound)).collect();
     if found.is_none() {
         measured.push("-".to_owned());
     }
     let promised = match bound {
         Bound::AtLeast(bound) => format!("≥ {bound}"),
         Bound::AtMost(bound) => format!("≤ {bound}"),
+        Bound::NoLower => "no lower than 1".to_owned(),
     };
     let (measured, verdict) = (measured.join(", "), verdict.as_str());
     writeln!(text, "| {table} | {place} | {what} | {promised} | {measured} | {verdict} |")
 }
 
-impl std::fmt::Display for Found {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.value {
-            None => write!(f, "{}: -", self.label),
-            Some(value) => {
-                write!(f, "{}: {value:.2}", self.label)?;
-                if self.windows < WINDOWS { write!(f, " (n={})", self.windows) } else { Ok(()) }
-            }
+impl Found {
+    /// As the table shows it.
+    fn shown(&self, bound: Bound) -> String {
+        let Some(measured) = &self.measured else { return format!("{}: -", self.label) };
+        let Measured { value, windows, .. } = *measured;
+        let mut text = format!("{}: {value:.2}", self.label);
+        if windows < WINDOWS {
+            text += &format!(" (n={windows})");
         }
+        if matches!(bound, Bound::NoLower) && value < 1.0 {
+            let (below, all) = measured.below();
+            text += &format!(" (below 1 in {below} of {all} rounds)");
+        }
+        text
     }
 }
 
@@ -405,7 +462,9 @@ mod tests {
     use super::*;
 
     fn found(values: &[Option<f64>]) -> Vec<Found> {
-        let one = |&value: &Option<f64>| Found { label: "64 B".into(), value, windows: 12 };
+        let measured = |value| Measured { value, windows: 12, rounds: Vec::new() };
+        let one =
+            |value: &Option<f64>| Found { label: "64 B".into(), measured: value.map(measured) };
         values.iter().map(one).collect()
     }
 
@@ -419,5 +478,40 @@ mod tests {
         assert_eq!(of(&[]), Verdict::NoCase);
         assert_eq!(Verdict::of(None, Bound::AtMost(1.0)), Verdict::NotMeasured);
         assert_eq!(Verdict::of(Some(&found(&[Some(1.1)])), Bound::AtMost(1.0)), Verdict::NotMet);
+    }
+
+    /// A ratio of twelve rounds, so many of them below 1.
+    fn rounds(value: f64, below: usize) -> Measured {
+        let one = |round| if round < below { 0.97 } else { 1.02 };
+        Measured { value, windows: 24, rounds: (0..12).map(one).collect() }
+    }
+
+    #[test]
+    fn no_lower_is_no_less_or_a_tie() {
+        let holds = |value, below| Bound::NoLower.holds(&rounds(value, below));
+        assert!(holds(1.0, 12), "the median decides where it is not below 1");
+        assert!(holds(0.99, 9), "P(at least 9 of 12) is 7.3 %");
+        assert!(!holds(0.99, 10), "P(at least 10 of 12) is 1.9 %");
+        assert!(!holds(0.97, 6), "no tie so far from 1");
+        let unknown = Measured { value: 0.99, windows: 24, rounds: Vec::new() };
+        assert!(!Bound::NoLower.holds(&unknown), "without rounds there is no tie");
+    }
+
+    #[test]
+    fn a_tie_tells_how_many_rounds_are_below() {
+        let shown = |value, below| {
+            Found { label: "read".into(), measured: Some(rounds(value, below)) }
+                .shown(Bound::NoLower)
+        };
+        assert_eq!(shown(0.99, 7), "read: 0.99 (below 1 in 7 of 12 rounds)");
+        assert_eq!(shown(1.1, 3), "read: 1.10");
+    }
+
+    #[test]
+    fn heads_of_coins() {
+        assert_eq!(heads(0, 3), 1.0);
+        assert_eq!(heads(2, 3), 0.5);
+        assert_eq!(heads(3, 3), 0.125);
+        assert!((heads(9, 12) - 299.0 / 4096.0).abs() < 1e-12);
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cell::{BULK, Cell, Task, Way};
 use super::others::Others;
 use crate::report::figures::{Figure, Frame, Line, render};
-use crate::report::promises::{Bound, Found, line};
+use crate::report::promises::{Bound, Found, Measured, line};
 use crate::stats::{Summary, summary};
 
 /// Round trips of a turn, microseconds.
@@ -225,12 +225,9 @@ pub(crate) fn promises(text: &mut String, pods: &Pods) -> std::fmt::Result {
         let found = |n: u16| {
             let cell = Cell { task, pods: n };
             let ratio = pods.ratio(task, (n, Way::Vf), (n, Way::Bridge), value);
-            Found {
-                label: cell.label(),
-                value: ratio.map(|ratio| ratio.median),
-                // Each is of many thousand datagrams: a round is as good as many windows.
-                windows: usize::MAX,
-            }
+            // Each is of many thousand datagrams: a round is as good as many windows.
+            let of = |ratio| Measured { windows: usize::MAX, ..Measured::from(ratio) };
+            Found { label: cell.label(), measured: ratio.map(of) }
         };
         // Not every task is one for several pods.
         let there = |n: &u16| pods.of(task, *n, Way::Vf).is_some();
