@@ -6,7 +6,8 @@
 //! Nanoseconds per copy, medians, in two situations. *Warm*: source and destination were last used
 //! by this CPU. *Guests*: another CPU has just written the source and read the destination, as
 //! guests do; here the cost is in getting the destination's cache lines back. Source and
-//! destination are not aligned alike, as with a 12-byte header in front.
+//! destination are not aligned alike, as with a 12-byte header in front. *Block* is the way of a frame's
+//! beginning: into a block of the worker, and out of it.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a program for people to run")]
 #![expect(unsafe_code)]
@@ -22,8 +23,10 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-const SIZES: [usize; 14] =
-    [12, 64, 76, 96, 128, 140, 192, 256, 512, 1024, 1518, 4096, 9018, 65_536];
+const SIZES: [usize; 15] =
+    [12, 60, 64, 76, 96, 128, 140, 192, 256, 512, 1024, 1518, 4096, 9018, 65_536];
+/// Bytes of a block.
+const BLOCK: usize = 128;
 /// Source and destination lie in different halves.
 const HALF: usize = 2 << 20;
 const SRC_SHIFT: usize = 0;
@@ -91,11 +94,14 @@ unsafe fn memcpy(dst: *mut u8, src: *const u8, len: usize) {
 enum Way {
     /// The product's: two slices.
     Slices,
+    /// The product's for what is looked at on the way.
+    Block,
     Raw(CopyRoutine),
 }
 
 fn run(way: &Way, memory: &GuestMemory, view: View, size: usize) -> f64 {
     let (count, stride) = layout(size);
+    let mut block = [0; BLOCK];
     let start = Instant::now();
     for i in 0..count {
         let (src, dst) = (i * stride + SRC_SHIFT, HALF + i * stride + DST_SHIFT);
@@ -104,6 +110,12 @@ fn run(way: &Way, memory: &GuestMemory, view: View, size: usize) -> f64 {
                 let len = black_box(size) as u32;
                 let slice = |at: usize| memory.slice(at as u64, len).unwrap();
                 slice(src).copy_to_guest(slice(dst));
+            }
+            Way::Block => {
+                let len = black_box(size) as u32;
+                let slice = |at: usize| memory.slice(at as u64, len).unwrap();
+                let n = slice(src).copy_to_block(&mut block);
+                slice(dst).copy_from_block(black_box(&block), n);
             }
             // SAFETY: the layouts stay inside the two halves.
             Way::Raw(routine) => unsafe {
@@ -125,6 +137,7 @@ fn main() {
     let memory = GuestMemory::map(&[(spec, RegionFile::from(fd))]).unwrap();
 
     let mut ways = vec![("slices".to_owned(), Way::Slices), ("memcpy".into(), Way::Raw(memcpy))];
+    ways.push(("block".into(), Way::Block));
     for (name, routine) in guestmem::copy_routines() {
         ways.push((name.to_owned(), Way::Raw(routine)));
     }
@@ -147,7 +160,8 @@ fn main() {
             // The ways take turns, so that a change of the machine's mood hits all alike.
             for _ in 0..400 {
                 for ((name, way), samples) in ways.iter().zip(&mut samples) {
-                    if long_only(name) && size <= 128 {
+                    if long_only(name) && size <= BLOCK || matches!(way, Way::Block) && size > BLOCK
+                    {
                         continue;
                     }
                     if shared {
@@ -181,5 +195,5 @@ fn main() {
 
 /// The routines themselves are only for what is too long for the caller's code.
 fn long_only(name: &str) -> bool {
-    name != "slices" && name != "memcpy"
+    !["slices", "memcpy", "block"].contains(&name)
 }

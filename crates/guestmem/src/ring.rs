@@ -146,11 +146,26 @@ impl RingArea {
     #[inline(always)]
     #[must_use]
     pub fn load_desc(&self, off: usize) -> [u64; 2] {
-        let Some(ptr) = self.at::<16, 8>(off) else { return [0; 2] };
+        self.desc(off)
+            .map_or([0; 2], |halves| halves.map(|half| u64::from_le(half.load(Ordering::Relaxed))))
+    }
+
+    /// The same, the second half first (acquire), in which a packed ring says whether the first one counts.
+    #[inline(always)]
+    #[must_use]
+    pub fn load_desc_acquire(&self, off: usize) -> [u64; 2] {
+        self.desc(off).map_or([0; 2], |[first, second]| {
+            let second = u64::from_le(second.load(Ordering::Acquire));
+            [u64::from_le(first.load(Ordering::Relaxed)), second]
+        })
+    }
+
+    /// The halves of the descriptor at `off`.
+    #[inline(always)]
+    fn desc(&self, off: usize) -> Option<[&AtomicU64; 2]> {
+        let ptr = self.at::<16, 8>(off)?;
         // SAFETY: 16 bytes in bounds, aligned to 8 and mapped as long as `self.memory` lives.
-        let halves =
-            unsafe { [AtomicU64::from_ptr(ptr.cast()), AtomicU64::from_ptr(ptr.add(8).cast())] };
-        halves.map(|half| u64::from_le(half.load(Ordering::Relaxed)))
+        Some(unsafe { [AtomicU64::from_ptr(ptr.cast()), AtomicU64::from_ptr(ptr.add(8).cast())] })
     }
 }
 

@@ -117,34 +117,44 @@ impl<'m> GuestSlice<'m> {
     #[inline(always)]
     #[must_use]
     pub fn load<const N: usize>(&self) -> Option<[u8; N]> {
+        self.words::<N>()?.map(u64::to_le_bytes).as_flattened().first_chunk().copied()
+    }
+
+    /// The same as little-endian numbers.
+    #[inline(always)]
+    fn words<const N: usize>(&self) -> Option<[u64; 3]> {
         const { assert!(N == 10 || N == 12 || N == 18) };
         if self.len() < N {
             return None;
         }
         let at = self.ptr.as_ptr();
         // SAFETY: N bytes are there, and the accesses lie within them.
-        let words = unsafe {
+        Some(unsafe {
             let (middle, last) = match N {
                 10 => (word::load_u16(at.add(8)).into(), 0),
                 12 => (word::load_u32(at.add(8)).into(), 0),
                 _ => (word::load_u64(at.add(8)), word::load_u16(at.add(16)).into()),
             };
             [word::load_u64(at), middle, last]
-        };
-        words.map(u64::to_le_bytes).as_flattened().first_chunk().copied()
+        })
     }
 
     /// Stores `N` bytes, 10 or 12, at the front; false, and nothing done, if they do not fit.
     #[inline(always)]
     pub fn store<const N: usize>(&self, bytes: [u8; N]) -> bool {
+        let mut all = [0; 16];
+        all[..N].copy_from_slice(&bytes);
+        self.store_word::<N>(u128::from_le_bytes(all))
+    }
+
+    /// The same of the first `N` bytes of a little-endian number.
+    #[inline(always)]
+    pub fn store_word<const N: usize>(&self, word: u128) -> bool {
         const { assert!(N == 10 || N == 12) };
         if self.len() < N {
             return false;
         }
-        let mut all = [0; 16];
-        all[..N].copy_from_slice(&bytes);
-        let all = u128::from_le_bytes(all);
-        let (low, high) = (all as u64, (all >> 64) as u32);
+        let (low, high) = (word as u64, (word >> 64) as u32);
         let at = self.ptr.as_ptr();
         // SAFETY: as in load.
         unsafe {
@@ -158,11 +168,12 @@ impl<'m> GuestSlice<'m> {
         true
     }
 
-    /// Like [`Self::store`], but leaves bytes alone that are as they should be: the cache line then
+    /// Like [`Self::store_word`], but leaves bytes alone that are as they should be: the cache line then
     /// stays shared with the guest's CPU, which reads it without fetching it from here.
     #[inline(always)]
-    pub fn store_changed<const N: usize>(&self, bytes: [u8; N]) -> bool {
-        self.load::<N>() == Some(bytes) || self.store(bytes)
+    pub fn store_changed<const N: usize>(&self, word: u128) -> bool {
+        let high = (word >> 64) as u64 & if N == 12 { 0xffff_ffff } else { 0xffff };
+        self.words::<N>() == Some([word as u64, high, 0]) || self.store_word::<N>(word)
     }
 
     /// Whether it begins a cache line of 64 bytes.

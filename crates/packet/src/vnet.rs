@@ -437,15 +437,21 @@ impl Checked {
         }
     }
 
-    /// The bytes of [`Self::header`]. Those of a plain frame are a constant, so that nothing is
-    /// written to memory field by field and read back in words, which stalls (see the data plane).
+    /// The bytes of [`Self::header`] as a little-endian number. That of a plain frame is a constant, so that
+    /// nothing is written to memory field by field and read back in words, which stalls (see the data plane).
     #[inline(always)]
-    pub fn header_bytes(&self) -> [u8; VNET_HLEN] {
-        if self.is_plain() {
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
-        } else {
-            self.header().to_bytes()
+    pub fn header_word(&self) -> u128 {
+        if self.is_plain() { 1 << (8 * VNET_HLEN_LEGACY) } else { self.other_header_word() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn other_header_word(&self) -> u128 {
+        let mut bytes = [0; 16];
+        for (to, from) in bytes.iter_mut().zip(self.header().to_bytes()) {
+            *to = from;
         }
+        u128::from_le_bytes(bytes)
     }
 
     /// The header for a receiver that takes the frame as it is; `num_buffers` is 1.

@@ -335,12 +335,18 @@ impl Packed {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn unpack(self) -> Verdict {
         if self.1 == Self::KEEP << 12 {
             // Most of all.
-            return Verdict::Forward { port: PortId(self.0), edit: VlanEdit::Keep };
+            Verdict::Forward { port: PortId(self.0), edit: VlanEdit::Keep }
+        } else {
+            self.unpack_other()
         }
+    }
+
+    #[inline(never)]
+    fn unpack_other(self) -> Verdict {
         let kind = self.1 >> 12;
         let edit = match kind & !Self::ROUTER {
             Self::KEEP => VlanEdit::Keep,

@@ -88,7 +88,7 @@ pub enum Next<'m> {
 
 /// A point in the sequence of pops, to go back to. Meaningful for the queue it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position(u16);
+pub struct Position(u32);
 
 /// The device side of one virtqueue.
 pub enum Queue {

@@ -78,12 +78,15 @@ impl Cursor {
     /// `count` slots on, at most one lap.
     #[inline]
     fn advanced(self, count: u16, size: u16) -> Self {
-        let index = self.index() + count;
-        if index >= size {
-            Self::new(index - size, self.mark() ^ MARKS)
-        } else {
-            Self::new(index, self.mark())
-        }
+        // Nothing is carried to the mark: both are at most 2^15, and the slot is less than that.
+        let on = Self(self.0 + u32::from(count));
+        if on.index() < size { on } else { Self(on.0 - u32::from(size)).next_lap() }
+    }
+
+    /// The same slot, one lap on.
+    #[inline]
+    fn next_lap(self) -> Self {
+        Self(self.0 ^ u32::from(MARKS) << 16)
     }
 
     /// The slot before.
@@ -173,15 +176,14 @@ impl PackedQueue {
     /// See [`crate::Queue::next`].
     #[inline(always)]
     pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
-        let flags = self.ring.load_u16_acquire(self.avail.offset() + FLAGS);
-        if !self.avail.is_available(flags) {
+        // The flags come with length and id, and before the address.
+        let desc = Descriptor::packed(self.ring.load_desc_acquire(self.avail.offset()));
+        if !self.avail.is_available(desc.flags) {
             return Ok(Next::Empty);
         }
         if self.is_full() {
             return Err(GuestFault::RingOverrun { index: self.avail.index() });
         }
-        // The flags are those of the load above: the body is read after them and without them.
-        let desc = Descriptor { flags, ..self.load(self.avail) };
         if desc.has(NEXT | INDIRECT) {
             return Ok(Next::Chain);
         }
@@ -247,7 +249,7 @@ impl PackedQueue {
 
     /// The descriptors popped since `position`, as they are in the ring.
     pub(crate) fn since(&self, position: Position) -> impl Iterator<Item = Descriptor> {
-        let mut at = Cursor::from_bits(position.0);
+        let mut at = Cursor(position.0);
         std::iter::from_fn(move || {
             let desc = (at != self.avail).then(|| self.load(at))?;
             at = at.advanced(1, self.size);
@@ -279,7 +281,7 @@ impl PackedQueue {
     /// Every slot is in the device's hands: the cursors are one lap apart.
     #[inline]
     fn is_full(&self) -> bool {
-        self.avail.index() == self.used.index() && self.avail.mark() != self.used.mark()
+        self.avail == self.used.next_lap()
     }
 
     #[inline]
@@ -338,17 +340,17 @@ impl PackedQueue {
     /// See [`crate::Queue::position`].
     #[inline]
     pub fn position(&self) -> Position {
-        Position(self.avail.bits())
+        Position(self.avail.0)
     }
 
     /// See [`crate::Queue::rewind`].
     #[inline]
     pub fn rewind(&mut self, position: Position) {
-        self.avail = Cursor::from_bits(position.0);
+        self.avail = Cursor(position.0);
     }
 
     /// See [`crate::Queue::complete`].
-    #[inline]
+    #[inline(always)]
     pub fn complete(&mut self, used: &[Used]) {
         if let [one] = used {
             self.note(one);
@@ -370,6 +372,7 @@ impl PackedQueue {
     }
 
     /// The chains of a frame, if they fit, in one step.
+    #[inline(never)]
     fn note_all(&mut self, used: &[Used]) {
         if self.pending + used.len() > MAX_TOGETHER {
             self.flush();
@@ -384,7 +387,7 @@ impl PackedQueue {
 
     /// Shows the pending used descriptors: all of them or none. The journal has them before the
     /// ring, so that a successor can finish.
-    #[inline]
+    #[inline(never)]
     fn flush(&mut self) {
         let count = self.gather();
         if count == 0 {

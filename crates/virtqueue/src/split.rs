@@ -246,13 +246,13 @@ impl SplitQueue {
     /// See [`crate::Queue::position`].
     #[inline]
     pub fn position(&self) -> Position {
-        Position(self.next_avail.get())
+        Position(self.next_avail.get().into())
     }
 
     /// See [`crate::Queue::rewind`].
     #[inline]
     pub fn rewind(&mut self, position: Position) {
-        self.next_avail = Count::new(position.0);
+        self.next_avail = Count::new(position.0 as u16);
     }
 
     /// See [`crate::Queue::complete`].

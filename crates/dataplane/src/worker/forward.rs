@@ -258,6 +258,8 @@ fn accept(
         return Err(DropReason::FrameTooBig);
     }
     if !header.is_plain() {
+        // A copy, whose fields need no place in memory unless they are looked at.
+        let header = *header;
         let checked = header.validate(frame.len, frame.head.bytes(), sender.offloads);
         frame.offload = checked.map_err(|_| DropReason::BadOffload)?;
         sender.counters.gso_frames.add(u64::from(frame.offload.gso.is_some()));

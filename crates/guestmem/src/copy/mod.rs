@@ -15,6 +15,8 @@ mod x86_64;
 pub(crate) use x86_64::copy;
 
 pub(crate) mod block;
+#[cfg(target_arch = "x86_64")]
+mod pieces;
 pub(crate) mod word;
 
 #[cfg(any(test, not(target_arch = "x86_64")))]

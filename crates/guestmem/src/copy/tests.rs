@@ -1,4 +1,4 @@
-use super::{Routine, copy, portable, routines};
+use super::{Routine, block, copy, portable, routines};
 
 /// Long enough for several rounds of the widest loop.
 const ROOM: usize = 1200;
@@ -58,6 +58,35 @@ fn overlap_touches_nothing_else() {
             unsafe { copy(base.add(to), base.add(from), len) };
             assert_eq!(memory[..to], before[..to]);
             assert_eq!(memory[to + len..], before[to + len..]);
+        }
+    }
+}
+
+/// With masked moves, if the processor has them, and in pieces.
+#[test]
+#[expect(unsafe_code)]
+fn blocks_of_every_length() {
+    type Ways = [(
+        unsafe fn(&mut block::Block, *const u8, usize),
+        unsafe fn(*mut u8, &block::Block, usize),
+    ); 2];
+    #[cfg(target_arch = "x86_64")]
+    let ways: Ways = [(block::load, block::store), (super::pieces::load, super::pieces::store)];
+    #[cfg(not(target_arch = "x86_64"))]
+    let ways: Ways = [(block::load, block::store); 2];
+    for (load, store) in ways {
+        for (len, shift) in (0..=128).flat_map(|len| [0, 1, 12, 63].map(|shift| (len, shift))) {
+            let (src, before) = (pattern(shift + len, 1), pattern(shift + len + 64, 2));
+            let (mut block, mut dst) = ([0xee; 128], before.clone());
+            // SAFETY: both vectors have len bytes from this place on, the first one no more.
+            unsafe {
+                load(&mut block, src.as_ptr().add(shift), len);
+                store(dst.as_mut_ptr().add(shift), &block, len);
+            }
+            assert_eq!(block[..len], src[shift..], "{len} bytes");
+            assert_eq!(dst[..shift], before[..shift], "{len} bytes, before the destination");
+            assert_eq!(dst[shift..shift + len], src[shift..], "{len} bytes");
+            assert_eq!(dst[shift + len..], before[shift + len..], "{len} bytes, behind it");
         }
     }
 }

@@ -51,4 +51,5 @@ macro_rules! word {
 
 word!(u64, load_u64, store_u64, reg, "mov {v:r}, [{p}]", "mov [{p}], {v:r}");
 word!(u32, load_u32, store_u32, reg, "mov {v:e}, [{p}]", "mov [{p}], {v:e}");
+word!(u8, load_u8, store_u8, reg_byte, "mov {v}, byte ptr [{p}]", "mov byte ptr [{p}], {v}");
 word!(u16, load_u16, store_u16, reg, "movzx {v:e}, word ptr [{p}]", "mov [{p}], {v:x}");

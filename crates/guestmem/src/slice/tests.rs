@@ -61,13 +61,16 @@ fn what_was_there_already_may_stay() {
     let (memory, _) = memory(1);
     let header = memory.slice(52, 12).unwrap();
     assert!(header.skip(12).begins_line() && !header.begins_line());
-    let bytes = *b"twelve bytes";
-    assert!(header.store_changed(bytes));
-    assert_eq!(header.load(), Some(bytes));
-    assert!(header.store_changed(bytes));
-    assert!(!memory.slice(52, 11).unwrap().store_changed(bytes), "no room");
-    assert!(header.store_changed(*b"other bytes!"));
+    // Of the sixteen only the first twelve, or ten, count.
+    let [word, other] = [*b"twelve bytes and", *b"other bytes! and"].map(u128::from_le_bytes);
+    assert!(header.store_changed::<12>(word));
+    assert_eq!(header.load(), Some(*b"twelve bytes"));
+    assert!(header.store_changed::<12>(word));
+    assert!(!memory.slice(52, 11).unwrap().store_changed::<12>(word), "no room");
+    assert!(header.store_changed::<12>(other));
     assert_eq!(header.load(), Some(*b"other bytes!"));
+    assert!(header.store_changed::<10>(word));
+    assert_eq!(header.load(), Some(*b"twelve byts!"));
 }
 
 #[test]

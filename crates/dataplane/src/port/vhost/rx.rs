@@ -90,12 +90,12 @@ impl Sink for LiveRx {
                 return self.put_spread(frame, need);
             }
         };
-        let header = frame.offload.header_bytes();
+        let header = frame.offload.header_word();
         let room = buffer.skip(*vnet_len);
         if *vnet_len == VNET_HLEN {
-            store_header(buffer, header, room);
-        } else if let Some(legacy) = header.first_chunk::<VNET_HLEN_LEGACY>() {
-            store_header(buffer, *legacy, room);
+            store_header::<VNET_HLEN>(buffer, header, room);
+        } else {
+            store_header::<VNET_HLEN_LEGACY>(buffer, header, room);
         }
         let begun = match frame.head.block() {
             Some((block, n)) => room.copy_from_block(block, n),
@@ -134,11 +134,11 @@ fn prefetch_room(room: GuestSlice<'_>, len: usize) {
 /// Stores the header in front of `room`. If the frame does not share a cache line with it, as with
 /// DPDK's driver, most frames find the header they need there already, from the buffer's last use.
 #[inline(always)]
-fn store_header<const N: usize>(buffer: GuestSlice<'_>, header: [u8; N], room: GuestSlice<'_>) {
+fn store_header<const N: usize>(buffer: GuestSlice<'_>, header: u128, room: GuestSlice<'_>) {
     if room.begins_line() {
-        buffer.store_changed(header);
+        buffer.store_changed::<N>(header);
     } else {
-        buffer.store(header);
+        buffer.store_word::<N>(header);
     }
 }
 
