@@ -120,6 +120,15 @@ impl<'m> GuestSlice<'m> {
         self.words::<N>()?.map(u64::to_le_bytes).as_flattened().first_chunk().copied()
     }
 
+    /// The first `N` bytes, 10 or 12, as a little-endian number, in the same way.
+    #[inline(always)]
+    #[must_use]
+    pub fn load_word<const N: usize>(&self) -> Option<u128> {
+        const { assert!(N == 10 || N == 12) };
+        let [low, high, _] = self.words::<N>()?;
+        Some(u128::from(high) << 64 | u128::from(low))
+    }
+
     /// The same as little-endian numbers.
     #[inline(always)]
     fn words<const N: usize>(&self) -> Option<[u64; 3]> {

@@ -23,7 +23,7 @@ pub mod vnet;
 pub use eth::{Mac, Tci, VlanEdit};
 pub use flow::flow_hash;
 pub use head::{HEAD_MAX, HEADROOM, Head};
-pub use vnet::{BadOffload, Checked, Offloads, VirtioNetHdr};
+pub use vnet::{BadOffload, Checked, Offloads, RawVirtioNetHdr, VirtioNetHdr};
 
 /// Big-endian `u16` at `at`, if the bytes are there.
 fn be16(bytes: &[u8], at: usize) -> Option<u16> {

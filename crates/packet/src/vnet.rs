@@ -130,6 +130,41 @@ const fn bit(features: u64, number: u32, offload: Offloads) -> u8 {
     if features >> number & 1 == 1 { offload.0 } else { 0 }
 }
 
+/// A header as it came. Most ask for nothing, and are never taken apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawVirtioNetHdr(u128);
+
+impl RawVirtioNetHdr {
+    /// Of its 12 bytes, or the 10 of a legacy one, as a little-endian number.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_word(word: u128) -> Self {
+        Self(word)
+    }
+
+    /// See [`VirtioNetHdr::is_plain`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_plain(self) -> bool {
+        let [flags, gso_type, ..] = self.0.to_le_bytes();
+        let asked = flags & VIRTIO_NET_HDR_F_NEEDS_CSUM | gso_type;
+        asked == 0
+    }
+
+    /// Its fields.
+    #[must_use]
+    pub fn parse(self) -> VirtioNetHdr {
+        VirtioNetHdr::parse(&self.0.to_le_bytes()).unwrap_or_default()
+    }
+}
+
+impl From<VirtioNetHdr> for RawVirtioNetHdr {
+    fn from(header: VirtioNetHdr) -> Self {
+        let word = |word, byte: u8| word << 8 | u128::from(byte);
+        Self(header.to_bytes().into_iter().rev().fold(0, word))
+    }
+}
+
 /// `struct virtio_net_hdr`, in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VirtioNetHdr {

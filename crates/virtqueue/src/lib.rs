@@ -189,6 +189,12 @@ impl Queue {
         on!(self, q => q.next(mem))
     }
 
+    /// Gives back the chain that [`Queue::next`] took as [`Next::One`] just now: it will be taken again.
+    #[inline]
+    pub fn put_back(&mut self) {
+        on!(self, q => q.put_back());
+    }
+
     /// The point just before the next chain.
     #[inline]
     pub fn position(&self) -> Position {

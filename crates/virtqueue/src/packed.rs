@@ -337,6 +337,12 @@ impl PackedQueue {
         Ok(())
     }
 
+    /// See [`crate::Queue::put_back`].
+    #[inline]
+    pub fn put_back(&mut self) {
+        self.avail = self.avail.preceding(self.size);
+    }
+
     /// See [`crate::Queue::position`].
     #[inline]
     pub fn position(&self) -> Position {

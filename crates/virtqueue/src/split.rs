@@ -243,6 +243,12 @@ impl SplitQueue {
         Err(GuestFault::ChainTooLong)
     }
 
+    /// See [`crate::Queue::put_back`].
+    #[inline]
+    pub fn put_back(&mut self) {
+        self.next_avail = Count::new(self.next_avail.get().wrapping_sub(1));
+    }
+
     /// See [`crate::Queue::position`].
     #[inline]
     pub fn position(&self) -> Position {

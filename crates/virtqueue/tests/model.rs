@@ -8,7 +8,7 @@ mod common;
 use common::{DATA, RING, World, bytes, config, fill};
 use proptest::prelude::*;
 use testkit::driver::{self, Buffer, RingSpec, Shape};
-use virtqueue::{Chain, Position, Queue, Used};
+use virtqueue::{Chain, Next, Position, Queue, Used};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -270,6 +270,10 @@ impl Model {
         for _ in 0..count {
             let mem = &self.world.mem;
             let before = self.world.device.position();
+            if let Ok(Next::One { .. }) = self.world.device.next(mem) {
+                self.world.device.put_back();
+                assert_eq!(self.world.device.position(), before);
+            }
             let mut chain = Chain::new();
             let found = self.world.device.pop(mem, &mut chain).expect("the driver is honest");
             assert_eq!(found, self.popped < self.exposed);

@@ -4,7 +4,7 @@ use guestmem::GuestSlice;
 use packet::eth::{ETH_HLEN, Eth};
 use packet::route::Packet;
 use packet::tuple::Tuple;
-use packet::{Checked, Head, Mac, Offloads, VirtioNetHdr, VlanEdit};
+use packet::{Checked, Head, Mac, Offloads, RawVirtioNetHdr, VlanEdit};
 use switch::rules::PortRules;
 use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Verdict};
 
@@ -90,14 +90,14 @@ impl Lookup<'_> {
     pub(crate) fn forward<const CHECKED: bool>(
         &mut self,
         sender: &Sender<'_>,
-        header: VirtioNetHdr,
+        header: RawVirtioNetHdr,
         head: &mut Head,
         body: Body<'_, '_>,
         len: usize,
         egress: &mut Egress<'_>,
     ) {
         let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
-        let reason = match accept(&mut frame, &header, sender) {
+        let reason = match accept(&mut frame, header, sender) {
             Ok(()) if CHECKED && sender.special => return self.examine(sender, &mut frame, egress),
             Ok(()) => match self.route::<CHECKED>(sender, &mut frame, egress) {
                 Ok(()) => return,
@@ -248,7 +248,7 @@ fn rewrite(
 #[inline(always)]
 fn accept(
     frame: &mut Frame<'_, '_>,
-    header: &VirtioNetHdr,
+    header: RawVirtioNetHdr,
     sender: &Sender<'_>,
 ) -> Result<(), DropReason> {
     if frame.len < ETH_HLEN {
@@ -258,9 +258,7 @@ fn accept(
         return Err(DropReason::FrameTooBig);
     }
     if !header.is_plain() {
-        // A copy, whose fields need no place in memory unless they are looked at.
-        let header = *header;
-        let checked = header.validate(frame.len, frame.head.bytes(), sender.offloads);
+        let checked = header.parse().validate(frame.len, frame.head.bytes(), sender.offloads);
         frame.offload = checked.map_err(|_| DropReason::BadOffload)?;
         sender.counters.gso_frames.add(u64::from(frame.offload.gso.is_some()));
     }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pace::{Idle, Pace, Profile, Vigil};
-use packet::{Head, Offloads, VirtioNetHdr};
+use packet::{Head, Offloads, RawVirtioNetHdr};
 use parking_lot::Mutex;
 use switch::{Cache, Reader, Switch};
 use sys::EventFd;
@@ -477,7 +477,7 @@ impl Worker {
         counters.bytes.add(bytes.len() as u64);
         let mut egress = Egress::new(&self.ports, workshop);
         let sender = Sender::new(port, counters, Offloads::NONE, &lookup, &egress);
-        let header = VirtioNetHdr::default();
+        let header = RawVirtioNetHdr::default();
         lookup.forward::<true>(&sender, header, head, body, bytes.len(), &mut egress);
         lookup.cache.release();
     }

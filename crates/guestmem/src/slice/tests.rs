@@ -71,6 +71,10 @@ fn what_was_there_already_may_stay() {
     assert_eq!(header.load(), Some(*b"other bytes!"));
     assert!(header.store_changed::<10>(word));
     assert_eq!(header.load(), Some(*b"twelve byts!"));
+    let word = u128::from_le_bytes(*b"twelve byts!\0\0\0\0");
+    assert_eq!(header.load_word::<12>(), Some(word));
+    assert_eq!(header.load_word::<10>(), Some(word & ((1 << 80) - 1)));
+    assert_eq!(memory.slice(52, 9).unwrap().load_word::<10>(), None, "too short");
 }
 
 #[test]

@@ -84,6 +84,22 @@ fn a_plain_frame_passes_whatever_the_unused_fields_say() {
 }
 
 #[test]
+fn a_raw_header_says_what_it_says_taken_apart() {
+    let one = VirtioNetHdr { flags: 0xa5, num_buffers: 0x1234, csum_offset: 0x89ab, ..tso4() };
+    assert_eq!(RawVirtioNetHdr::from(one).parse(), one);
+    let legacy = u128::from_le_bytes([1, 4, 2, 0, 3, 0, 4, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+    let VirtioNetHdr { flags: 1, gso_type: 4, csum_offset: 5, num_buffers: 0, .. } =
+        RawVirtioNetHdr::from_word(legacy).parse()
+    else {
+        panic!("{:?}", RawVirtioNetHdr::from_word(legacy).parse());
+    };
+    for (flags, gso_type) in [(0, 0), (1, 0), (2, 0), (0xfe, 0), (0, 1), (0, 0x80), (0xff, 0xff)] {
+        let header = VirtioNetHdr { flags, gso_type, ..tso4() };
+        assert_eq!(RawVirtioNetHdr::from(header).is_plain(), header.is_plain(), "{header:?}");
+    }
+}
+
+#[test]
 fn a_good_tso_frame_is_read_from_the_frame_not_the_hint() {
     let frame = tcp4(1000);
     let checked = check(VirtioNetHdr { hdr_len: 9999, ..tso4() }, &frame).unwrap();

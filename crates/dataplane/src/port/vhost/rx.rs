@@ -77,7 +77,6 @@ impl Sink for LiveRx {
         }
         let Self { queue, mem, vnet_len, filled, .. } = self;
         let need = *vnet_len + frame.len;
-        let before = queue.position();
         // A single frame is not to wait for what others would need.
         if *filled && let Some(buffer) = queue.peek(mem, AHEAD) {
             prefetch_room(buffer.skip(*vnet_len), frame.len);
@@ -85,10 +84,11 @@ impl Sink for LiveRx {
         let (buffer, id) = match queue.next(mem)? {
             Next::One { buffer, id, writable: true } if buffer.len() >= need => (buffer, id),
             Next::Empty => return Err(Refused::Drop(DropReason::RxRingEmpty)),
-            Next::One { .. } | Next::Chain => {
-                queue.rewind(before);
+            Next::One { .. } => {
+                queue.put_back();
                 return self.put_spread(frame, need);
             }
+            Next::Chain => return self.put_spread(frame, need),
         };
         let header = frame.offload.header_word();
         let room = buffer.skip(*vnet_len);

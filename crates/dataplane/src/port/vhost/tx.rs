@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
-use packet::{Offloads, VirtioNetHdr};
+use packet::{Offloads, RawVirtioNetHdr, VirtioNetHdr};
 use switch::{Cache, DropReason, PortId};
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Used};
@@ -135,7 +135,7 @@ impl LiveTx {
                             _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
                         };
                         let body = Body::Guest { slices, skip };
-                        lookup.forward::<CHECKED>(&sender, header, head, body, len, egress);
+                        lookup.forward::<CHECKED>(&sender, header.into(), head, body, len, egress);
                     } else {
                         counters.drop(DropReason::QueueDisabled, 1);
                     }
@@ -226,15 +226,16 @@ fn load_header(
     buffer: GuestSlice<'_>,
     vnet_len: usize,
     offloads: Offloads,
-) -> Option<VirtioNetHdr> {
+) -> Option<RawVirtioNetHdr> {
     if offloads == Offloads::NONE {
-        return (buffer.len() >= vnet_len).then(VirtioNetHdr::default);
+        return (buffer.len() >= vnet_len).then(RawVirtioNetHdr::default);
     }
-    if vnet_len == VNET_HLEN {
-        VirtioNetHdr::parse(&buffer.load::<VNET_HLEN>()?)
+    let word = if vnet_len == VNET_HLEN {
+        buffer.load_word::<VNET_HLEN>()?
     } else {
-        VirtioNetHdr::parse(&buffer.load::<VNET_HLEN_LEGACY>()?)
-    }
+        buffer.load_word::<VNET_HLEN_LEGACY>()?
+    };
+    Some(RawVirtioNetHdr::from_word(word))
 }
 
 impl fmt::Debug for LiveTx {
