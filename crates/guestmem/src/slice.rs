@@ -182,7 +182,9 @@ impl<'m> GuestSlice<'m> {
     #[inline(always)]
     pub fn store_changed<const N: usize>(&self, word: u128) -> bool {
         let high = (word >> 64) as u64 & if N == 12 { 0xffff_ffff } else { 0xffff };
-        self.words::<N>() == Some([word as u64, high, 0]) || self.store_word::<N>(word)
+        // Compared in registers: arrays would be stored in words and loaded in one piece.
+        let same = |[a, b, _]: [u64; 3]| (a ^ word as u64) | (b ^ high) == 0;
+        self.words::<N>().is_some_and(same) || self.store_word::<N>(word)
     }
 
     /// Whether it begins a cache line of 64 bytes.

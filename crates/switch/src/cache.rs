@@ -123,11 +123,18 @@ impl Cache {
         self.worth.is_bypassed()
     }
 
-    /// Announces the frame that will be looked up [`Cache::AHEAD`] frames after the next: `front`
-    /// is its beginning. Only a hint: the frame that then comes may be another one.
+    /// Announces the frame that will be looked up `later` frames after the next (at most
+    /// [`Cache::AHEAD`]): `front` is its beginning. Only a hint: the frame that then comes may be
+    /// another one.
     #[inline]
-    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, front: &[u8; 18]) {
-        self.ahead.announce(snapshot, in_port, front, &mut self.held);
+    pub fn announce(
+        &mut self,
+        snapshot: &Snapshot,
+        in_port: PortId,
+        front: &[u8; 18],
+        later: usize,
+    ) {
+        self.ahead.announce(snapshot, in_port, (front, later), &mut self.held);
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
@@ -287,10 +294,18 @@ impl Key {
         self.0 ^ self.1.rotate_left(24)
     }
 
+    /// In-port and VLAN.
+    #[inline]
+    pub(crate) fn lane(self) -> u32 {
+        (self.1 >> 32) as u32
+    }
+
+    #[inline]
     pub(crate) fn dst(self) -> Mac {
         Mac::from_u64(self.0.swap_bytes() >> 16)
     }
 
+    #[inline]
     pub(crate) fn src(self) -> Mac {
         Mac::from_u64((self.0 >> 48 | (self.1 & 0xffff_ffff) << 16).swap_bytes() >> 16)
     }

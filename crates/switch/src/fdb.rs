@@ -544,12 +544,15 @@ impl Writer {
     }
 }
 
-/// Whether a source is behind this port, and there is nothing to note about it.
+/// Whether a source is behind this port. It was seen now.
 #[inline]
-pub(crate) fn is_fresh(word: &AtomicU64, port: PortId, now_ms: u64) -> bool {
-    Value(word.load(Ordering::Acquire)).live().is_some_and(|value| {
-        value.port() == port && (value.fixed() || value.age(now_ms) < REFRESH_MS)
-    })
+pub(crate) fn is_seen(word: &AtomicU64, port: PortId, now_ms: u64) -> bool {
+    let value = Value(word.load(Ordering::Acquire));
+    let is = value.live().is_some() && value.port() == port;
+    if is {
+        refresh(word, value, now_ms);
+    }
+    is
 }
 
 /// The port that the address of this word is behind.

@@ -32,13 +32,13 @@ impl Bucket {
     const SLOTS: usize = 4;
 
     /// The slot with this key. It is compared with all, so that no branch depends on the place.
-    #[inline]
+    #[inline(always)]
     fn find(&self, key: u64) -> Option<&Slot> {
         let Self(slots) = self;
-        let found = slots.iter().enumerate().fold(0u32, |found, (place, slot)| {
-            found | u32::from(slot.key.load(Ordering::Acquire) == key) << place
-        });
-        slots.get(found.trailing_zeros() as usize)
+        slots.iter().fold(None, |found, slot| {
+            let is = slot.key.load(Ordering::Acquire) == key;
+            std::hint::select_unpredictable(is, Some(slot), found)
+        })
     }
 }
 
@@ -75,12 +75,9 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ (wide >> 64) as u64
 }
 
-/// A key, and where it is to be looked for first.
+/// The bucket in which a key is to be looked for first.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Place {
-    key: u64,
-    bucket: usize,
-}
+pub(crate) struct Place(u32);
 
 /// See the module.
 #[derive(Debug)]
@@ -118,21 +115,22 @@ impl Table {
     /// Where a key is, most probably.
     #[inline]
     pub(crate) fn place(&self, key: u64) -> Place {
-        Place { key, bucket: self.seed.hash(key, 0) & (self.buckets.len() - 1) }
+        // The table has no more than 2^32 buckets.
+        Place((self.seed.hash(key, 0) & (self.buckets.len() - 1)) as u32)
     }
 
     /// Has a place fetched.
     #[inline]
     pub(crate) fn prefetch(&self, place: Place) {
-        if let Some(bucket) = self.buckets.get(place.bucket) {
+        if let Some(bucket) = self.buckets.get(place.0 as usize) {
             sys::prefetch::read(bucket);
         }
     }
 
-    /// The value word of a key if it is in its place. The place may be of another table.
-    #[inline]
-    pub(crate) fn at(&self, place: Place) -> Option<&AtomicU64> {
-        self.buckets.get(place.bucket)?.find(place.key).map(|slot| &slot.value)
+    /// The value word of a key if it is in this place, which may be that of another key or table.
+    #[inline(always)]
+    pub(crate) fn at(&self, place: Place, key: u64) -> Option<&AtomicU64> {
+        self.buckets.get(place.0 as usize)?.find(key).map(|slot| &slot.value)
     }
 
     /// The slot of a key, which may have been removed.

@@ -208,7 +208,7 @@ impl Bench {
             && let Some(front) = frame.head().bytes().first_chunk()
         {
             let in_port = self.ports[port % self.ports.len()];
-            caches[*worker].announce(&self.cached.snapshot(), in_port, front);
+            caches[*worker].announce(&self.cached.snapshot(), in_port, front, Cache::AHEAD);
         }
     }
 

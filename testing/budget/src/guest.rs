@@ -30,6 +30,8 @@ pub struct Guest {
     next: u64,
     /// The frames it sends, each in pieces.
     frames: Vec<Vec<Buffer>>,
+    /// Number of the one to be sent next.
+    turn: usize,
     // Held: closing them would end the session.
     _fds: [QueueFds; 2],
     _frontend: Frontend,
@@ -54,7 +56,7 @@ impl Guest {
         tx.disable_interrupts();
         let fds = [frontend.start_queue(0, &memory, &rx)?, frontend.start_queue(1, &memory, &tx)?];
         let frames = lay_out(&memory, frames)?;
-        Ok(Self { rx, tx, next: 0, frames, _fds: fds, _frontend: frontend })
+        Ok(Self { rx, tx, next: 0, frames, turn: 0, _fds: fds, _frontend: frontend })
     }
 
     /// Takes used RX buffers back and gives the device as many as there is room for.
@@ -77,10 +79,11 @@ impl Guest {
     /// # Errors
     /// When there is no room for them.
     pub fn send(&mut self, count: usize) -> Result<()> {
-        for frame in self.frames.iter().cycle().take(count) {
+        for frame in self.frames.iter().cycle().skip(self.turn).take(count) {
             let added = self.tx.add(frame, &[], Shape::Direct);
             added.context(|| "no room in the TX ring".into())?;
         }
+        self.turn = (self.turn + count) % self.frames.len();
         self.tx.expose();
         Ok(())
     }

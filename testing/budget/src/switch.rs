@@ -73,7 +73,7 @@ impl Switch {
         ];
         let config = config.to_string_lossy();
         let hayate = Hayate::start_under(&under, &["--config", &config])?;
-        hayate.network(NETWORK)?;
+        hayate.cli(&format!("network add {NETWORK} --mac-limit 65536"))?;
         hayate.network("aside")?;
         Ok(Self { hayate, dir })
     }
@@ -91,11 +91,11 @@ impl Switch {
         let empty = self.during(|| Ok(()))?.1.one();
         // It becomes known where the receiver is.
         self.exchange(&mut receiver, &mut sender, 1)?;
+        if cell.known {
+            self.rounds(cell, &mut sender, &mut receiver)?;
+        }
         let before = self.hayate.port("to")?.to_port.frames;
-        let (bursts, all) = self.during(|| {
-            (0..cell.rounds)
-                .try_for_each(|_| self.exchange(&mut sender, &mut receiver, cell.frames))
-        })?;
+        let (bursts, all) = self.during(|| self.rounds(cell, &mut sender, &mut receiver))?;
         let frames = self.hayate.port("to")?.to_port.frames - before;
         let sent = (cell.frames * cell.rounds) as u64;
         ensure!(
@@ -109,6 +109,11 @@ impl Switch {
         }
         let found_nothing = all.passes.saturating_sub(bursts);
         Ok(Count { frames, bursts: all.without(found_nothing, &empty), empty })
+    }
+
+    /// All frames of a cell.
+    fn rounds(&self, cell: &Cell, from: &mut Guest, to: &mut Guest) -> Result<()> {
+        (0..cell.rounds).try_for_each(|_| self.exchange(from, to, cell.frames))
     }
 
     /// Sends frames and waits until the device has taken them all, and counted them.

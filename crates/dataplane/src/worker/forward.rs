@@ -73,12 +73,12 @@ impl Lookup<'_> {
         self.switch.has_rules() || self.switch.guard(port).is_some()
     }
 
-    /// Announces the frame that comes [`Cache::AHEAD`] frames after the next. What is read of it
-    /// here is read again when it comes.
+    /// Announces the frame that comes `later` frames after the next, at most [`Cache::AHEAD`]. What
+    /// is read of it here is read again when it comes.
     #[inline]
-    pub(crate) fn announce(&mut self, in_port: PortId, frame: GuestSlice<'_>) {
+    pub(crate) fn announce(&mut self, in_port: PortId, frame: GuestSlice<'_>, later: usize) {
         if let Some(front) = frame.load() {
-            self.cache.announce(self.switch, in_port, &front);
+            self.cache.announce(self.switch, in_port, &front, later);
         }
     }
 

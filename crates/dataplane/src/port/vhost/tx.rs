@@ -83,6 +83,9 @@ impl LiveTx {
         let sender = Sender::new(port, counters, *offloads, lookup, egress);
         let scattered = lookup.cache.is_bypassed();
         let mut soon = [None; Cache::AHEAD];
+        if scattered {
+            look_at_first(queue, mem, *vnet_len, &mut soon, lookup, port.id);
+        }
         let (mut frames, mut bytes) = (0, 0);
         let result = loop {
             let ahead = if scattered {
@@ -198,9 +201,32 @@ impl LiveTx {
     }
 }
 
+/// The first frames of a burst among many addresses: nobody has announced them, unless the burst
+/// before was from the same queue.
+#[inline(never)]
+fn look_at_first<'m>(
+    queue: &Queue,
+    mem: &'m GuestMemory,
+    vnet_len: usize,
+    soon: &mut [Option<GuestSlice<'m>>],
+    lookup: &mut Lookup<'_>,
+    in_port: PortId,
+) {
+    for (place, ahead) in soon.iter_mut().zip(AHEAD..) {
+        *place = queue.peek(mem, ahead);
+        if let Some(buffer) = place {
+            buffer.skip(vnet_len).prefetch_read();
+        }
+    }
+    for ahead in 0..AHEAD {
+        let Some(buffer) = queue.peek(mem, ahead) else { return };
+        lookup.announce(in_port, buffer.skip(vnet_len), ahead.into());
+    }
+}
+
 /// For frames among many addresses: the one to be fetched is further ahead, and noted in `place`,
 /// from which it is announced when it is time.
-#[inline(never)]
+#[inline(always)]
 fn look_ahead<'m>(
     queue: &Queue,
     mem: &'m GuestMemory,
@@ -211,8 +237,8 @@ fn look_ahead<'m>(
 ) -> Option<GuestSlice<'m>> {
     let later = queue.peek(mem, 2 * AHEAD);
     let noted = place.and_then(|place| std::mem::replace(place, later));
-    if let Some(buffer) = noted.or_else(|| queue.peek(mem, AHEAD)) {
-        lookup.announce(in_port, buffer.skip(vnet_len));
+    if let Some(buffer) = noted {
+        lookup.announce(in_port, buffer.skip(vnet_len), Cache::AHEAD);
     }
     later
 }
