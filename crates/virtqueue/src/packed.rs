@@ -131,6 +131,8 @@ pub struct PackedQueue {
     journal: Journal,
     /// How many are not shown yet.
     pending: usize,
+    /// The descriptor in the place of the first of them.
+    first: [u64; 2],
 }
 
 impl PackedQueue {
@@ -167,6 +169,7 @@ impl PackedQueue {
             unsignalled: FORCE,
             journal,
             pending: 0,
+            first: [0; 2],
         };
         queue.start(cfg, known_base, base);
         queue.enable_kicks();
@@ -370,6 +373,10 @@ impl PackedQueue {
 
     #[inline(always)]
     fn note(&mut self, one: &Used) {
+        if self.pending == 0 {
+            // It was just taken: at the end of a batch it would be waited for again.
+            self.first = self.ring.load_desc(self.used.offset());
+        }
         let note = Note { position: self.used.bits(), id: one.id, len: one.len };
         self.journal.note(self.pending, note);
         self.pending += 1;
@@ -401,7 +408,6 @@ impl PackedQueue {
         }
         self.pending = 0;
         let (first, last) = (self.journal.noted(0), self.journal.noted(count - 1));
-        let before = Cursor::from_bits(first.position);
         let mut witness = Cursor::from_bits(last.position);
         let mut word = used_word(&last);
         if witness.mark() != self.used.mark() && self.used.index() != 0 {
@@ -415,7 +421,7 @@ impl PackedQueue {
             after: self.used.bits(),
             witness: witness.bits(),
             count: count as u16,
-            head: self.ring.load_desc(before.offset()),
+            head: self.first,
             tail: [self.ring.load_u64(witness.offset()), word],
         };
         self.journal.commit(&step);
