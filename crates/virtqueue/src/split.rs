@@ -19,6 +19,8 @@ use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used
 const IDX: usize = 2;
 /// First entry of both rings.
 const RING: usize = 4;
+/// How far before a used entry is written its cache line is fetched, bytes.
+const USED_AHEAD: usize = 64;
 /// `avail.flags`: the driver wants no interrupts (without event-idx only).
 const NO_INTERRUPT: u16 = 1;
 /// `used.flags`: the device wants no kicks (without event-idx only).
@@ -271,6 +273,8 @@ impl SplitQueue {
             }
             // Two stores: the ring is only 4-aligned, and nothing is visible before publish.
             let entry = RING + 8 * usize::from(self.next_used.get() & self.mask);
+            // A store to a line that the guest's CPU has would keep those behind it waiting.
+            self.used.slice(entry + USED_AHEAD).prefetch_write();
             self.used.store_u32(entry, u32::from(one.id));
             self.used.store_u32(entry + 4, one.len);
             self.next_used.step();
