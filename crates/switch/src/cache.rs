@@ -119,6 +119,12 @@ impl Cache {
 
     /// Whether there are so many addresses that frames should be announced.
     #[inline]
+    pub fn wants_announcements(&self) -> bool {
+        self.worth.is_in_doubt()
+    }
+
+    /// Whether verdicts are not remembered for now.
+    #[inline]
     pub fn is_bypassed(&self) -> bool {
         self.worth.is_bypassed()
     }

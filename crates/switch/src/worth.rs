@@ -12,8 +12,8 @@ pub(crate) struct Worth {
     window: (u64, u64),
     /// So many times it is still not to be asked.
     bypassed: u32,
-    /// How often it was tried again for nothing.
-    tries: u32,
+    /// The last window was not worth it.
+    doubted: bool,
 }
 
 impl Worth {
@@ -21,10 +21,8 @@ impl Worth {
     pub(crate) const WINDOW: u64 = 32;
     /// With fewer hits than this for each miss, misses are what frames cost...
     pub(crate) const WORTHWHILE: u64 = 4;
-    /// ...and so many frames pass before that is tried again...
+    /// ...and so many frames pass before that is tried again.
     pub(crate) const BYPASSED: u32 = 2048;
-    /// ...twice as many each time, up to 2^TRIES times as many.
-    const TRIES: u32 = 5;
 
     /// Whether it is not to be asked this time. Counts as a miss then.
     #[inline(always)]
@@ -41,6 +39,18 @@ impl Worth {
     #[inline]
     pub(crate) fn is_bypassed(&self) -> bool {
         self.bypassed != 0
+    }
+
+    /// The same, or it is being tried again and has not been worth it yet.
+    #[inline]
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.is_bypassed()
+            || self.doubted && self.hits_in_window() < Self::WINDOW * Self::WORTHWHILE
+    }
+
+    #[inline]
+    fn hits_in_window(&self) -> u64 {
+        self.hits - self.window.0
     }
 
     #[inline(always)]
@@ -60,11 +70,9 @@ impl Worth {
         self.misses += 1;
         self.window.1 += 1;
         if self.window.1 == Self::WINDOW {
-            if self.hits - self.window.0 < Self::WINDOW * Self::WORTHWHILE {
-                self.bypassed = Self::BYPASSED << self.tries;
-                self.tries = Self::TRIES.min(self.tries + 1);
-            } else {
-                self.tries = 0;
+            self.doubted = self.hits_in_window() < Self::WINDOW * Self::WORTHWHILE;
+            if self.doubted {
+                self.bypassed = Self::BYPASSED;
             }
             self.window = (self.hits, 0);
         }

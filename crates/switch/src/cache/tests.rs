@@ -127,9 +127,12 @@ fn misses_without_hits_put_it_aside_for_a_while() {
         aside += 1;
     }
     assert_eq!(aside, Worth::BYPASSED);
-    // Then it is tried again.
+    // Then it is tried again, and frames are announced until that has paid.
+    own(&mut cache, &switch, port, 1);
     for _ in 0..Worth::WINDOW * Worth::WORTHWHILE {
+        assert!(cache.wants_announcements());
         own(&mut cache, &switch, port, 1);
         assert!(!cache.is_bypassed());
     }
+    assert!(!cache.wants_announcements());
 }

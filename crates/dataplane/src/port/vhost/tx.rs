@@ -81,7 +81,7 @@ impl LiveTx {
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let Forward { lookup, head, egress } = forward;
         let sender = Sender::new(port, counters, *offloads, lookup, egress);
-        let scattered = lookup.cache.is_bypassed();
+        let scattered = lookup.cache.wants_announcements();
         let mut soon = [None; Cache::AHEAD];
         if scattered {
             look_at_first(queue, mem, *vnet_len, &mut soon, lookup, port.id);
