@@ -28,6 +28,10 @@ use crate::window::Window;
 /// From this share of its own limit on the generator is what limits.
 const BOUND: f64 = 0.8;
 
+/// A worker that has frames to move for less than this share of the time, in per cent, is not what
+/// limits.
+const BUSY: f64 = 90.0;
+
 /// A figure of a window.
 pub(crate) type Figure = fn(&Window) -> Option<f64>;
 
@@ -198,10 +202,15 @@ impl Row<'_> {
         self.between(system, System::Hayate, value)
     }
 
-    /// Whether a system came so near to the generator's limit that the generator is what limits.
+    /// Whether a system came so near to the generator's limit, or hayate had so little to do, that the
+    /// generator is what limits. (What others count as busy is not everything they do for frames.)
     pub(crate) fn bound(&self, system: System) -> bool {
         if system == System::Limit || self.cell.method() != Method::Flood {
             return false;
+        }
+        let busy = || self.figure(system, |window| window.busy);
+        if system == System::Hayate && busy().is_some_and(|busy| busy.median < BUSY) {
+            return true;
         }
         let rate = |system| self.figure(system, |window| Some(window.mpps));
         match (rate(system), rate(System::Limit)) {

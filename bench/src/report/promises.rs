@@ -141,7 +141,18 @@ fn promises() -> Vec<Promise> {
     let (few, many) = ("1 k: rate, of that with one", "1 M: rate, of that with one");
     promises.extend([
         of(Kind::Flows, None, thousand, few, rate(), AtLeast(0.97)),
-        of(Kind::Flows, None, million, many, rate(), AtLeast(0.70)),
+        Promise { when: free, ..of(Kind::Flows, None, million, many, rate(), AtLeast(0.70)) },
+        Promise {
+            when: bound,
+            ..of(
+                Kind::Flows,
+                None,
+                million,
+                "1 M: cycles/frame where the generator limits, of that with one",
+                OverCell(one, CYCLES),
+                AtMost(1.42),
+            )
+        },
         of(
             Kind::Macs,
             None,

@@ -83,7 +83,8 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
          how often the generator found its TX ring full, *busy* the share of the time in which the \
          switch had frames to move, and cycles are those of that time: by the switch's own account, \
          without turns that found nothing. A figure with **†** is within 20 % of the \
-         generator's own limit: a lower bound for the switch, whose cycles for each frame say \
+         generator's own limit, or hayate's of a worker that had frames to move for less than \
+         nine tenths of the time: a lower bound for the switch, whose cycles for each frame say \
          more.\n"
     )
 }

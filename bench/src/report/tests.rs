@@ -66,7 +66,7 @@ fn window(round: u32, regime: Regime, mpps: f64) -> Window {
         away: 0.0,
         full: 90.0,
         cpu: 100.0,
-        busy: Some(75.0),
+        busy: Some(95.0),
         cycles: Some(150.0),
         round_trips: None,
     }
@@ -128,6 +128,19 @@ fn a_figure_near_the_limit_is_marked() {
     assert!(!rows[0].bound(System::Limit));
     let text = report.markdown();
     assert_eq!(text.matches(" † |").count(), 1, "{text}");
+}
+
+#[test]
+fn a_figure_of_a_worker_that_had_time_is_marked() {
+    let of = |system, busy| {
+        let windows = vec![Window { busy: Some(busy), ..window(0, Regime::Near, 10.0) }];
+        outcome(system, windows)
+    };
+    // What others count as busy is not everything they do for frames.
+    let report = report(vec![of(System::Hayate, 89.0), of(System::Ovs, 75.0)]);
+    let rows = report.rows();
+    assert!(rows[0].bound(System::Hayate));
+    assert!(!rows[0].bound(System::Ovs));
 }
 
 #[test]
