@@ -91,6 +91,9 @@ pub struct Options {
     /// Where the images of disks are
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "tmpfs,disk")]
     pub disk_media: Vec<Medium>,
+    /// Only cells of disks whose name has this in it, such as `random read, QD 128`
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub disk_only: String,
     /// A directory on a file system that is not in memory, for the images of `disk`
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
@@ -153,7 +156,9 @@ impl Options {
             Table::Frames(_) | Table::Pods(_) => None,
         };
         let tables: Vec<disk::Table> = self.tables().into_iter().filter_map(of_disks).collect();
-        disk::cell::cells(&tables, &self.disk_media, self.quick)
+        let mut cells = disk::cell::cells(&tables, &self.disk_media, self.quick);
+        cells.retain(|cell| cell.label().contains(&self.disk_only));
+        cells
     }
 
     /// The cells of pods that were chosen.
@@ -246,6 +251,8 @@ mod tests {
         assert_eq!(all.disk_cells().len(), 2 * 18 + 1 + 11 + 5);
         let disks = parse(&["--cells", "disk,disk-idle", "--disk-media", "disk"]).unwrap();
         assert_eq!((disks.chosen().len(), disks.disk_cells().len()), (0, 18 + 1));
+        let few = parse(&["--cells", "disk", "--disk-only", "random write, QD 128"]).unwrap();
+        assert_eq!(few.disk_cells().len(), 2 * 2);
         let pods = parse(&["--cells", "vf"]).unwrap();
         assert_eq!((pods.chosen().len(), pods.pod_cells().len()), (0, 13));
         let quick = parse(&["--quick", "--cells", "disk"]).unwrap();

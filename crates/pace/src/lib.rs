@@ -149,6 +149,14 @@ impl Pace {
         }
     }
 
+    /// How often what a device does must end, in nanoseconds, so that it is polled for while more waits for
+    /// that device.
+    #[inline]
+    #[must_use]
+    pub fn device_gap(&self) -> u64 {
+        self.limits.device_gap
+    }
+
     /// A pass found something to do: so many frames, which gather while it naps, and whatever does not, as requests to
     /// disks, of which each is awaited.
     #[inline]

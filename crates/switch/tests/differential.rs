@@ -67,6 +67,12 @@ fn mode() -> impl Strategy<Value = VlanMode> {
     ]
 }
 
+/// Which frame is announced, and which one it is said to be: most often the same.
+fn announced() -> impl Strategy<Value = (usize, usize)> {
+    let later = || 0..=Cache::AHEAD;
+    prop_oneof![8 => later().prop_map(|later| (later, later)), 1 => (later(), later())]
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let port = || 0..PORTS;
     let station = || 0x0200_0000_0001u64..=0x0200_0000_0005;
@@ -197,18 +203,19 @@ impl Bench {
         }
     }
 
-    /// Before a frame is looked up by a worker: the one that comes as many frames later.
-    fn announce(&self, op: &Op, then: &[Op], caches: &mut [Cache; 2]) {
-        let Op::Frame { worker, .. } = op else { return };
-        let mut later = then.iter().filter_map(|op| match op {
+    /// Before the first of these frames is looked up by a worker: the one that comes `later` frames after
+    /// it, as the one that comes `told` frames after it.
+    fn announce(&self, ops: &[Op], (later, told): (usize, usize), caches: &mut [Cache; 2]) {
+        let Some(Op::Frame { worker, .. }) = ops.first() else { return };
+        let mut frames = ops.iter().filter_map(|op| match op {
             Op::Frame { worker: who, port, frame } if who == worker => Some((port, frame)),
             _ => None,
         });
-        if let Some((port, frame)) = later.nth(Cache::AHEAD - 1)
+        if let Some((port, frame)) = frames.nth(later)
             && let Some(front) = frame.head().bytes().first_chunk()
         {
             let in_port = self.ports[port % self.ports.len()];
-            caches[*worker].announce(&self.cached.snapshot(), in_port, front, Cache::AHEAD);
+            caches[*worker].announce(&self.cached.snapshot(), in_port, front, told);
         }
     }
 
@@ -355,6 +362,7 @@ proptest! {
                 vec(op().prop_map(without_vlans), 1..200),
             ),
         ],
+        announced in vec(announced(), 1..20),
     ) {
         let mut bench = Bench::new(&modes);
         let mut caches = [Cache::new(64), Cache::new(64)];
@@ -365,8 +373,8 @@ proptest! {
                 cache.lookup(&snapshot, bench.ports[0], &[], bench.now);
             }
         }
-        for (at, op) in ops.iter().enumerate() {
-            bench.announce(op, &ops[at + 1..], &mut caches);
+        for ((at, op), announced) in ops.iter().enumerate().zip(announced.iter().cycle()) {
+            bench.announce(&ops[at..], *announced, &mut caches);
             bench.apply(op.clone(), &mut caches);
         }
         prop_assert!(caches.iter().all(Cache::is_bypassed));

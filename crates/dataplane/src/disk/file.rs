@@ -60,19 +60,54 @@ impl Manner {
     }
 }
 
+/// Requests that are under way at a time at most if the device does not say how many it takes: Linux's usual
+/// number.
+const DEPTH: usize = 256;
+
+/// Requests that the device of a file should have at a time, if there is one that says what it takes: an eighth
+/// less than its tags. A request that finds none free is not begun as soon as one is, and beyond what the
+/// scheduler holds the kernel has threads of its own wait (`nr_tags`, and `nr_requests` of
+/// Documentation/ABI/stable/sysfs-block).
+fn depth(file: &File) -> Option<usize> {
+    let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
+    let device = format!("/sys/dev/block/{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
+    let number = |name: &str| -> Option<usize> {
+        // A partition has no queues of its own, the disk above it has.
+        let read = |above| std::fs::read_to_string(format!("{device}{above}/{name}")).ok();
+        read("").or_else(|| read("/.."))?.trim().parse().ok()
+    };
+    let takes =
+        [number("mq/0/nr_tags"), number("queue/nr_requests")].into_iter().flatten().min()?;
+    Some(takes - takes / 8)
+}
+
 /// The files of a disk and their manners: of an image with backing files there are several.
 #[derive(Debug, Default)]
-pub(crate) struct Manners(Vec<(Arc<File>, Manner)>);
+pub(crate) struct Manners {
+    files: Vec<(Arc<File>, Manner)>,
+    /// The least of what is said of their devices.
+    depth: Option<usize>,
+}
 
 impl Manners {
+    /// Requests that are under way at a time at most.
+    pub(crate) fn depth(&self) -> usize {
+        self.depth.unwrap_or(DEPTH).max(1)
+    }
+
     /// The manner of a file, found out once.
     pub(crate) fn of(&mut self, file: &Arc<File>) -> Manner {
-        if let Some((_, manner)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, file)) {
+        if let Some((_, manner)) = self.files.iter().find(|(known, _)| Arc::ptr_eq(known, file)) {
             return *manner;
         }
         // What cannot be examined can be read through the cache, or says then why not.
         let manner = Manner::of(file).unwrap_or(Manner::Cached);
-        self.0.push((Arc::clone(file), manner));
+        if manner != Manner::Inline
+            && let Some(depth) = depth(file)
+        {
+            self.depth = Some(self.depth.map_or(depth, |least| least.min(depth)));
+        }
+        self.files.push((Arc::clone(file), manner));
         manner
     }
 }
@@ -101,6 +136,7 @@ mod tests {
         let Manner::Direct { memory, offset } = manners.of(&direct) else { panic!() };
         assert!(memory.is_power_of_two() && (512..=65536).contains(&offset));
         assert_eq!(manners.of(&cached), Manner::Cached);
-        assert_eq!(manners.0.len(), 2);
+        assert_eq!(manners.files.len(), 2);
+        assert!(manners.depth() > 0);
     }
 }

@@ -69,6 +69,10 @@ pub(crate) struct LiveDisk {
     rules: Rules,
     limiter: Option<Limiter>,
     queues: Box<[Option<Box<LiveQueue>>]>,
+    /// The queue that a pass begins with.
+    first: usize,
+    /// Requests of which the ring does a step.
+    in_ring: usize,
     /// To the store that has the image.
     link: Option<Link>,
     /// Steps that wait for a thread, and how many have one.
@@ -101,6 +105,8 @@ impl LiveDisk {
             paused: false,
             pausing: None,
             queues: disk.counters.iter().map(|_| None).collect(),
+            first: 0,
+            in_ring: 0,
             disk,
             manners: Manners::default(),
             rules,
@@ -112,9 +118,24 @@ impl LiveDisk {
         }
     }
 
+    /// Whether anything may be begun.
+    fn is_open(&self) -> bool {
+        !self.paused && !self.is_full()
+    }
+
+    /// Whether the files' devices have as much as they take at a time.
+    fn is_full(&self) -> bool {
+        self.in_ring >= self.manners.depth()
+    }
+
+    /// Whether requests wait for others to end.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_full() && self.queues.iter().flatten().any(|queue| queue.ready())
+    }
+
     /// Whether there is something to pop, or an answer of the store may have come.
     pub(crate) fn waiting(&self) -> bool {
-        (!self.paused && self.queues.iter().flatten().any(|queue| queue.ready()))
+        (self.is_open() && self.queues.iter().flatten().any(|queue| queue.ready()))
             || self.link.as_ref().is_some_and(Link::is_busy)
     }
 
@@ -140,7 +161,7 @@ impl LiveDisk {
 
     /// Whether a guest of this machine has asked for something.
     pub(crate) fn is_near(&self) -> bool {
-        !self.paused && self.queues.iter().flatten().any(|queue| !queue.is_far() && queue.ready())
+        self.is_open() && self.queues.iter().flatten().any(|queue| !queue.is_far() && queue.ready())
     }
 
     /// Whether a queue of it runs whose guest cannot kick.
@@ -158,11 +179,14 @@ impl LiveDisk {
         }
     }
 
-    /// Asks to be woken up; returns whether there is something to pop already.
+    /// Asks to be woken up; returns whether there is something to pop already. As long as no more may be
+    /// begun, the end of what was is what wakes the worker up, and guests need not kick.
     pub(crate) fn arm(&mut self) -> bool {
         let mut waiting = false;
-        for queue in self.queues.iter_mut().flatten() {
-            waiting |= queue.arm();
+        if !self.is_full() {
+            for queue in self.queues.iter_mut().flatten() {
+                waiting |= queue.arm();
+            }
         }
         (waiting && !self.paused) || self.link.as_mut().is_some_and(Link::arm)
     }

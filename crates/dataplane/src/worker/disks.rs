@@ -39,11 +39,49 @@ pub(super) struct Disks {
     epoch: Instant,
     /// The CPU is not offered before, in nanoseconds.
     way_after: u64,
+    rhythm: Rhythm,
+}
+
+/// How often steps of the ring end: of a device at its limit many together, again and again.
+#[derive(Debug, Default)]
+struct Rhythm {
+    /// When the last one ended, in nanoseconds.
+    last: u64,
+    /// From one lot to the next, lately, in nanoseconds; 0 if that is not known.
+    gap: u64,
+}
+
+impl Rhythm {
+    /// What ends within so many nanoseconds is of one lot.
+    const LOT: u64 = 50_000;
+    /// What takes longer is no rhythm.
+    const LONG: u64 = 1_000_000_000;
+
+    fn ended(&mut self, now: u64) {
+        let gap = now.saturating_sub(self.last);
+        self.last = now;
+        if (Self::LOT..Self::LONG).contains(&gap) {
+            self.gap = if self.gap == 0 { gap } else { self.gap - self.gap / 4 + gap / 4 };
+        }
+    }
+
+    /// Whether the next lot is to be expected at `now`, and soon enough to be polled for.
+    fn is_near(&self, now: u64, longest: u64) -> bool {
+        self.gap <= longest && now < self.last + self.gap / 2 * 3
+    }
 }
 
 impl Disks {
     pub(super) fn new(runtime: Handle, epoch: Instant) -> Self {
-        Self { live: Vec::new(), count: 0, ring: None, runtime, epoch, way_after: 0 }
+        Self {
+            live: Vec::new(),
+            count: 0,
+            ring: None,
+            runtime,
+            epoch,
+            way_after: 0,
+            rhythm: Rhythm::default(),
+        }
     }
 
     /// Whether a pass would find something.
@@ -56,6 +94,13 @@ impl Disks {
     fn is_near(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Ring::ready)
             || self.live.iter().flatten().any(|disk| disk.is_near())
+    }
+
+    /// Whether requests wait for others to end, as some will within `longest` nanoseconds. A device has nothing
+    /// to do from the end of one lot until somebody is awake who has another.
+    #[inline]
+    pub(super) fn awaits_end(&self, now: u64, longest: u64) -> bool {
+        self.rhythm.is_near(now, longest) && self.live.iter().flatten().any(|disk| disk.is_behind())
     }
 
     fn now(&self) -> u64 {
@@ -104,9 +149,10 @@ impl Disks {
             let Transfer { segments, owner: request, .. } = transfer;
             let (id, result) = (request.disk, result.map(u64::from));
             let job = Job { segments, request };
-            self.with(id, mailbox, |disk, tools| disk.ended(job, result, tools));
+            self.with(id, mailbox, |disk, tools| disk.ring_ended(job, result, tools));
         }
         if ended > 0 {
+            self.rhythm.ended(self.now());
             self.close();
         }
         ended
@@ -311,5 +357,28 @@ impl Worker {
         }
         // What was begun here may have to be told to the kernel.
         disks.reap(mailbox);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rhythm;
+
+    #[test]
+    fn a_rhythm_is_known_from_its_lots_and_ends_with_them() {
+        let mut rhythm = Rhythm::default();
+        rhythm.ended(10_000_000_000);
+        assert!(!rhythm.is_near(10_000_000_001, u64::MAX), "one is no rhythm");
+        let mut now = 10_000_000_000;
+        for _ in 0..20 {
+            now += 1_000_000;
+            for step in 0..10 {
+                rhythm.ended(now + step * 1_000);
+            }
+        }
+        assert!((900_000..=1_000_000).contains(&rhythm.gap), "{rhythm:?}");
+        assert!(rhythm.is_near(now + 1_000_000, 2_000_000));
+        assert!(!rhythm.is_near(now + 1_000_000, 500_000), "too long to poll for");
+        assert!(!rhythm.is_near(now + 2_000_000, 2_000_000), "it has ended");
     }
 }

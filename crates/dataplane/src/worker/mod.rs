@@ -243,6 +243,9 @@ impl Worker {
             looks = LOOKS / (1 + self.tx.len());
             self.settle();
             let now = self.now_ns();
+            if self.disks.awaits_end(now, self.pace.device_gap()) {
+                continue;
+            }
             let idle = self.pace.idle(now);
             self.shared.busy_ns.set(self.pace.busy_ns(now));
             match idle {

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
+mod depth;
 mod ends;
 mod idle;
 mod images;

@@ -25,12 +25,17 @@ impl LiveDisk {
     /// One pass over its queues; returns how many requests were taken.
     pub(crate) fn pass(&mut self, tools: &mut Tools<'_>) -> usize {
         let mut taken = 0;
-        for index in 0..self.queues.len() {
+        for index in (self.first..self.queues.len()).chain(0..self.first) {
+            let open = self.is_open();
             let place = self.queues.get_mut(index);
-            let wanted = |queue: &mut Box<LiveQueue>| queue.ready() || queue.held.is_some();
+            let wanted = |queue: &mut Box<LiveQueue>| open && queue.ready() || queue.held.is_some();
             let Some(mut queue) = place.and_then(|place| place.take_if(wanted)) else { continue };
             taken += self.take(&mut queue, index, tools);
             self.put_back(queue, index);
+            if open && !self.is_open() {
+                // The next one has its turn at what becomes free.
+                self.first = (index + 1) % self.queues.len();
+            }
         }
         taken + self.pump(tools)
     }
@@ -43,7 +48,7 @@ impl LiveDisk {
         if let Some((_, job)) = queue.held.take() {
             taken += usize::from(self.admit(queue, job, tools));
         }
-        while taken < BURST && left > 0 && queue.ready() {
+        while taken < BURST && left > 0 && self.is_open() && queue.ready() {
             let Self { disk, rules, image, manners, limiter, .. } = self;
             let straight = match image {
                 DiskImage::File(file) if limiter.is_none() => {
@@ -102,8 +107,15 @@ impl LiveDisk {
         true
     }
 
-    /// Takes up a request of which a step was done by the ring or another thread.
-    pub(crate) fn ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+    /// The ring has done a step.
+    pub(crate) fn ring_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+        // Not of a disk that had this number before.
+        self.in_ring = self.in_ring.saturating_sub(1);
+        self.ended(job, result, tools);
+    }
+
+    /// Takes up a request of which a step was done elsewhere.
+    pub(super) fn ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
         let index = usize::from(job.request.queue);
         let ended = self.go_on(job, result, tools);
         let Some((request, result)) = ended else { return };

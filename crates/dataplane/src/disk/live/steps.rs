@@ -152,7 +152,10 @@ impl LiveDisk {
         }
         let Job { segments, request } = job;
         match ring.push(operation, Transfer { segments, file, owner: request }) {
-            Ok(()) => Step::Elsewhere,
+            Ok(()) => {
+                self.in_ring += 1;
+                Step::Elsewhere
+            }
             Err(Transfer { segments, owner, .. }) => {
                 self.slow(Job { segments, request: owner }, tools)
             }
@@ -186,8 +189,11 @@ impl LiveDisk {
         };
         let Job { segments, request } = job;
         let transfer = Transfer { segments, file: Arc::clone(file), owner: request };
-        if let Err(Transfer { segments, owner, .. }) = ring.push(Operation::Sync, transfer) {
-            self.slow(Job { segments, request: owner }, tools);
+        match ring.push(Operation::Sync, transfer) {
+            Ok(()) => self.in_ring += 1,
+            Err(Transfer { segments, owner, .. }) => {
+                self.slow(Job { segments, request: owner }, tools);
+            }
         }
     }
 
