@@ -65,9 +65,9 @@ impl Manner {
 const DEPTH: usize = 256;
 
 /// Requests that the device of a file should have at a time, if there is one that says what it takes: an eighth
-/// less than its tags. A request that finds none free is not begun as soon as one is, and beyond what the
-/// scheduler holds the kernel has threads of its own wait (`nr_tags`, and `nr_requests` of
-/// Documentation/ABI/stable/sysfs-block).
+/// less than its tags (`nr_tags`) or than what its scheduler holds (`nr_requests` of
+/// Documentation/ABI/stable/sysfs-block), beyond which the kernel has threads of its own wait. The eighth waits in
+/// the guest's ring, to be begun at once when others end: measured in docs/performance.md.
 fn depth(file: &File) -> Option<usize> {
     let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
     let device = format!("/sys/dev/block/{}:{}", stat.stx_dev_major, stat.stx_dev_minor);
@@ -90,7 +90,7 @@ pub(crate) struct Manners {
 }
 
 impl Manners {
-    /// Requests that are under way at a time at most.
+    /// Requests that are in the ring at a time at most.
     pub(crate) fn depth(&self) -> usize {
         self.depth.unwrap_or(DEPTH).max(1)
     }

@@ -180,15 +180,13 @@ impl LiveDisk {
     }
 
     /// Asks to be woken up; returns whether there is something to pop already. As long as no more may be
-    /// begun, the end of what was is what wakes the worker up, and guests need not kick.
+    /// begun, the end of what was is what wakes the worker up for it.
     pub(crate) fn arm(&mut self) -> bool {
         let mut waiting = false;
-        if !self.is_full() {
-            for queue in self.queues.iter_mut().flatten() {
-                waiting |= queue.arm();
-            }
+        for queue in self.queues.iter_mut().flatten() {
+            waiting |= queue.arm();
         }
-        (waiting && !self.paused) || self.link.as_mut().is_some_and(Link::arm)
+        (waiting && self.is_open()) || self.link.as_mut().is_some_and(Link::arm)
     }
 
     /// Which disk it is.
