@@ -49,6 +49,12 @@ pub enum BenchError {
         /// What there is.
         allowed: Vec<usize>,
     },
+    /// Nothing to do.
+    #[error(
+        "nothing to measure: none of the systems is in the tables chosen; see --cells, --systems, --disk-systems and \
+         --disk-only"
+    )]
+    Nothing,
     /// Too little memory.
     #[error("huge pages: {source}; free memory, or reserve them when the machine starts")]
     HugePages {
@@ -128,6 +134,9 @@ impl<'a> Run<'a> {
         let disks = disk::Run::new(options, interrupted, &mut |text| progress.line(text))?;
         let pods = vf::Run::new(options, interrupted);
         progress.turns += disks.turns() + pods.turns();
+        if progress.turns == 0 {
+            return Err(BenchError::Nothing);
+        }
         for system in options.systems.iter().filter(|s| cells.iter().any(|c| s.takes_part(c))) {
             install::install(system.packages(), &mut |text| progress.line(text))?;
         }

@@ -158,3 +158,17 @@ fn a_wrong_option_says_what_is_right() {
     assert_eq!(said.status, 2);
     assert!(said.err.contains("two different CPU numbers"), "{}", said.err);
 }
+
+#[test]
+fn nothing_to_measure_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("report");
+    for nothing in ["--cells disk --disk-only nothing", "--cells throughput --systems hayate-power"]
+    {
+        let words = ["bench", "--out", out.to_str().unwrap()];
+        let said = common::hayate(words.into_iter().chain(nothing.split(' ')));
+        assert_ne!(said.status, 0);
+        assert!(said.err.contains("nothing to measure"), "{}", said.err);
+        assert!(!out.exists(), "there is no report");
+    }
+}

@@ -16,6 +16,9 @@
 //! * Otherwise it polls for a short or a longer time, about what being woken up costs, if that often
 //!   finds something, and sleeps. Now and then it polls all the same, to find out whether that has
 //!   changed.
+//! * While more is asked of a device than it takes at a time, it polls for what the device does to end,
+//!   if that is soon. A device that is done with all it had stands still until somebody is awake to
+//!   give it more; being woken up would cost it that time, again and again.
 //!
 //! **Owner and threads.** One [`Pace`] belongs to one worker. Time comes in as nanoseconds since any
 //! start, decisions go out; nothing here knows a clock, so it is tested with a made-up one.
@@ -149,14 +152,6 @@ impl Pace {
         }
     }
 
-    /// How often what a device does must end, in nanoseconds, so that it is polled for while more waits for
-    /// that device.
-    #[inline]
-    #[must_use]
-    pub fn device_gap(&self) -> u64 {
-        self.limits.device_gap
-    }
-
     /// A pass found something to do: so many frames, which gather while it naps, and whatever does not, as requests to
     /// disks, of which each is awaited.
     #[inline]
@@ -167,9 +162,10 @@ impl Pace {
         }
     }
 
-    /// A pass at `now` found nothing.
+    /// A pass at `now` found nothing. If more waits for a device than that takes at a time, `awaited` is how long
+    /// it takes for what it has, in nanoseconds.
     #[inline]
-    pub fn idle(&mut self, now: u64) -> Idle {
+    pub fn idle(&mut self, now: u64, awaited: Option<u64>) -> Idle {
         if now.saturating_sub(self.window.start) >= WINDOW {
             self.judge(now);
         }
@@ -180,6 +176,9 @@ impl Pace {
             }
             None => self.begin_idle(now),
         };
+        if awaited.is_some_and(|length| length <= self.limits.device) {
+            return Idle::Poll;
+        }
         if let Some(nap) = self.napped.take() {
             // A nap that found nothing at all: the traffic has ended, or waits for us.
             self.pays(nap.expected, 0, now);

@@ -28,8 +28,8 @@ pub(crate) struct Limits {
     pub(crate) learns: bool,
     /// The longest nap.
     pub(crate) nap: u64,
-    /// See [`crate::Pace::device_gap`].
-    pub(crate) device_gap: u64,
+    /// How long at most a device is polled for that more waits for.
+    pub(crate) device: u64,
 }
 
 impl Profile {
@@ -61,29 +61,25 @@ impl Profile {
                 spin_loaded: u64::MAX,
                 learns: false,
                 nap: 0,
-                device_gap: u64::MAX,
+                device: u64::MAX,
             },
             Self::Latency => Limits {
                 spin: [1_000 * US; 2],
                 spin_loaded: 1_000 * US,
                 learns: false,
                 nap: 0,
-                device_gap: 4_000 * US,
+                device: 4_000 * US,
             },
             Self::Balanced => Limits {
                 spin: [5 * US, 25 * US],
                 spin_loaded: 50 * US,
                 learns: true,
                 nap: 100 * US,
-                device_gap: 4_000 * US,
+                device: 4_000 * US,
             },
-            Self::Power => Limits {
-                spin: [0; 2],
-                spin_loaded: 5 * US,
-                learns: true,
-                nap: 250 * US,
-                device_gap: 0,
-            },
+            Self::Power => {
+                Limits { spin: [0; 2], spin_loaded: 5 * US, learns: true, nap: 250 * US, device: 0 }
+            }
         }
     }
 }

@@ -85,7 +85,7 @@ fn run(profile: Profile, source: Source, length: u64) -> Outcome {
             Some(open) => open.peek().copied(),
             None => due.front().copied(),
         };
-        match pace.idle(now) {
+        match pace.idle(now, None) {
             Idle::Poll => {}
             Idle::Nap(length) => {
                 outcome.naps += 1;
@@ -199,7 +199,7 @@ fn requests_are_not_napped_through() {
     let mut pace = Pace::new(Profile::Balanced, 0);
     for at in (0..SECOND).step_by(10_000) {
         pace.busy(0);
-        let idle = (1..10).map(|us| pace.idle(at + us * 1_000));
+        let idle = (1..10).map(|us| pace.idle(at + us * 1_000, None));
         assert!(!idle.into_iter().any(|idle| matches!(idle, Idle::Nap(_))), "at {at} ns");
     }
 }
@@ -214,7 +214,7 @@ fn a_request_that_ends_a_nap_does_not_end_naps() {
         pace.busy(10);
         let (mut now, end) = (at + 1_000, at + 100_000);
         while now < end {
-            match pace.idle(now) {
+            match pace.idle(now, None) {
                 Idle::Poll => now += 1_000,
                 Idle::Sleep => now = end,
                 Idle::Nap(length) if now < at + 20_000 => {
@@ -244,7 +244,7 @@ fn heavy_frames_are_polled_for() {
         pace.busy(1);
         let since = n * 50_000 + 20_000;
         for us in 0..30 {
-            let idle = pace.idle(since + us * 1_000);
+            let idle = pace.idle(since + us * 1_000, None);
             polled &= n < 500 || idle == Idle::Poll;
         }
     }
@@ -256,17 +256,17 @@ fn time_with_work_is_counted() {
     let mut pace = Pace::new(Profile::Balanced, 1_000);
     pace.busy(1);
     // 2 us of work, 3 us of looking, 5 us of work.
-    let _ = pace.idle(3_000);
+    let _ = pace.idle(3_000, None);
     assert_eq!(pace.busy_ns(4_000), 2_000);
-    let _ = pace.idle(6_000);
+    let _ = pace.idle(6_000, None);
     pace.busy(1);
     assert_eq!(pace.busy_ns(10_000), 6_000, "before it rests");
-    let _ = pace.idle(11_000);
+    let _ = pace.idle(11_000, None);
     assert_eq!(pace.busy_ns(11_000), 7_000);
     // A sleep is none.
     pace.woken(5_000_000);
     pace.busy(1);
-    let _ = pace.idle(5_001_000);
+    let _ = pace.idle(5_001_000, None);
     assert_eq!(pace.busy_ns(5_001_000), 8_000);
 }
 
@@ -302,7 +302,7 @@ proptest! {
         for (gap, frames) in gaps {
             let until = now + gap;
             while now < until {
-                now += match pace.idle(now) {
+                now += match pace.idle(now, None) {
                     Idle::Poll => 1_000,
                     Idle::Nap(length) => {
                         prop_assert!(length.as_nanos() as u64 <= profile.limits().nap);
@@ -316,9 +316,44 @@ proptest! {
             pace.busy(frames);
         }
         let end = now;
-        while pace.idle(now) != Idle::Sleep {
+        while pace.idle(now, None) != Idle::Sleep {
             now += 1_000;
             prop_assert!(now - end < 2_000_000, "awake for two milliseconds");
+        }
+    }
+}
+
+/// A device that more waits for than it takes is polled for, if it is done soon; and that is no work.
+#[test]
+fn a_device_that_is_behind_is_polled_for() {
+    for (profile, longest) in [
+        (Profile::Always, u64::MAX),
+        (Profile::Latency, 4_000_000),
+        (Profile::Balanced, 4_000_000),
+        (Profile::Power, 0),
+    ] {
+        let polls = |pace: &mut Pace, from: u64, awaited| {
+            let idle = (1..3_000).map(|us| pace.idle(from + us * 1_000, awaited));
+            idle.filter(|idle| *idle != Idle::Poll).count() == 0
+        };
+        for length in [1, longest, longest.saturating_add(1)] {
+            let mut pace = Pace::new(profile, 0);
+            for lot in 0..100 {
+                let at = lot * 3_000_000;
+                pace.busy(0);
+                assert_eq!(
+                    polls(&mut pace, at, Some(length)),
+                    length <= longest,
+                    "{profile}: {length}"
+                );
+            }
+            // What is left are two microseconds between one idle period and the next.
+            assert!(pace.busy_ns(300_000_000) <= 100 * 2_000, "{profile}: {length}");
+            assert_eq!(
+                polls(&mut pace, 300_000_000, None),
+                profile == Profile::Always,
+                "{profile}"
+            );
         }
     }
 }

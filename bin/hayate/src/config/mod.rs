@@ -30,7 +30,9 @@ pub(crate) struct Config {
     pub(crate) cpus: Option<CpuList>,
     /// What workers save, time or CPU: `always` polls without end, `latency` polls for a millisecond
     /// after the last frame, `balanced` naps for up to 100 microseconds while frames come steadily,
-    /// `power` for up to 250. In all but the first a quiet worker sleeps. Default: `balanced`.
+    /// `power` for up to 250. All but `power` also poll for a disk of which more is asked than it takes
+    /// at a time, if it answers within 4 milliseconds. In all but the first a quiet worker sleeps.
+    /// Default: `balanced`.
     #[serde(default)]
     pub(crate) polling: Polling,
     /// Whether a queue moves by itself from a worker that has too much to do to one that has room.

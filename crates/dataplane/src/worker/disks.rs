@@ -65,9 +65,9 @@ impl Rhythm {
         }
     }
 
-    /// Whether the next lot is to be expected at `now`, and soon enough to be polled for.
-    fn is_near(&self, now: u64, longest: u64) -> bool {
-        self.gap <= longest && now < self.last + self.gap / 2 * 3
+    /// How long it takes from one lot to the next, if the next one is to be expected at `now`.
+    fn expected(&self, now: u64) -> Option<u64> {
+        (now < self.last + self.gap / 2 * 3).then_some(self.gap)
     }
 }
 
@@ -96,11 +96,11 @@ impl Disks {
             || self.live.iter().flatten().any(|disk| disk.is_near())
     }
 
-    /// Whether requests wait for others to end, as some will within `longest` nanoseconds. A device has nothing
-    /// to do from the end of one lot until somebody is awake who has another.
+    /// For [`pace::Pace::idle`]: while requests wait for others to end, how long that takes, in nanoseconds.
     #[inline]
-    pub(super) fn awaits_end(&self, now: u64, longest: u64) -> bool {
-        self.rhythm.is_near(now, longest) && self.live.iter().flatten().any(|disk| disk.is_behind())
+    pub(super) fn awaited(&self, now: u64) -> Option<u64> {
+        let length = self.rhythm.expected(now)?;
+        self.live.iter().flatten().any(|disk| disk.is_behind()).then_some(length)
     }
 
     fn now(&self) -> u64 {
@@ -368,7 +368,7 @@ mod tests {
     fn a_rhythm_is_known_from_its_lots_and_ends_with_them() {
         let mut rhythm = Rhythm::default();
         rhythm.ended(10_000_000_000);
-        assert!(!rhythm.is_near(10_000_000_001, u64::MAX), "one is no rhythm");
+        assert_eq!(rhythm.expected(10_000_000_001), None, "one is no rhythm");
         let mut now = 10_000_000_000;
         for _ in 0..20 {
             now += 1_000_000;
@@ -377,8 +377,7 @@ mod tests {
             }
         }
         assert!((900_000..=1_000_000).contains(&rhythm.gap), "{rhythm:?}");
-        assert!(rhythm.is_near(now + 1_000_000, 2_000_000));
-        assert!(!rhythm.is_near(now + 1_000_000, 500_000), "too long to poll for");
-        assert!(!rhythm.is_near(now + 2_000_000, 2_000_000), "it has ended");
+        assert_eq!(rhythm.expected(now + 1_000_000), Some(rhythm.gap));
+        assert_eq!(rhythm.expected(now + 2_000_000), None, "it has ended");
     }
 }

@@ -243,10 +243,7 @@ impl Worker {
             looks = LOOKS / (1 + self.tx.len());
             self.settle();
             let now = self.now_ns();
-            if self.disks.awaits_end(now, self.pace.device_gap()) {
-                continue;
-            }
-            let idle = self.pace.idle(now);
+            let idle = self.pace.idle(now, self.disks.awaited(now));
             self.shared.busy_ns.set(self.pace.busy_ns(now));
             match idle {
                 Idle::Poll => self.tx.iter().take(8).for_each(LiveTx::warm),

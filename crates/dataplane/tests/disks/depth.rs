@@ -1,12 +1,15 @@
 //! Requests beyond what a file's device takes at a time wait in their guest's rings.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{PipeWriter, Write};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use dataplane::DiskImage;
-use testkit::block::{Layout, Options, Request};
+use dataplane::{DiskId, DiskImage};
+use pace::Profile;
+use testkit::block::{BlockDriver, Layout, Options, Request};
 use testkit::driver::Shape;
 
 use crate::common::plane::Plane;
@@ -20,24 +23,41 @@ const EACH: usize = 100;
 /// What a file is given whose device does not say.
 const DEPTH: usize = 256;
 
-/// The image is a pipe: a read of it ends when something is written to it, and no sooner.
+/// A disk of which more is asked than its device takes.
+struct Behind {
+    id: DiskId,
+    /// The image is a pipe, and this is its other end: a read ends when something is written, and no sooner.
+    device: PipeWriter,
+    guest: BlockDriver,
+}
+
+impl Behind {
+    fn of(plane: &Plane, packed: bool) -> Behind {
+        let (image, device) = std::io::pipe().unwrap();
+        let image = DiskImage::File(Arc::new(File::from(OwnedFd::from(image))));
+        let id = add(plane, "disk", image, SIZE);
+        let options = Options { queues: QUEUES as u16, ..Options::new(packed) };
+        let mut guest = connect(plane, "disk", &options);
+        (0..QUEUES).for_each(|queue| ask(&mut guest, queue, EACH));
+        Behind { id, device, guest }
+    }
+}
+
+/// So many more reads of 512 bytes.
+fn ask(guest: &mut BlockDriver, queue: usize, count: usize) {
+    let read = Request::read(0, 512);
+    let layout = Layout { shape: Shape::Indirect, ..Layout::usual(&read) };
+    for _ in 0..count {
+        guest.submit(queue, &read, &layout).unwrap();
+    }
+    guest.kick(queue);
+}
+
 #[test]
 fn a_disk_at_its_depth_rests_and_then_serves_all_queues() {
     for packed in [false, true] {
         let plane = Plane::with_workers(1);
-        let (image, mut device) = std::io::pipe().unwrap();
-        let image = DiskImage::File(Arc::new(File::from(std::os::fd::OwnedFd::from(image))));
-        let id = add(&plane, "disk", image, SIZE);
-        let options = Options { queues: QUEUES as u16, ..Options::new(packed) };
-        let mut guest = connect(&plane, "disk", &options);
-        let read = Request::read(0, 512);
-        let layout = Layout { shape: Shape::Indirect, ..Layout::usual(&read) };
-        for queue in 0..QUEUES {
-            for _ in 0..EACH {
-                guest.submit(queue, &read, &layout).unwrap();
-            }
-            guest.kick(queue);
-        }
+        let Behind { id, mut device, mut guest } = Behind::of(&plane, packed);
         let in_flight = || disk(&plane.host, id).in_flight;
         wait(|| format!("{DEPTH} in flight: {}", in_flight()), || in_flight() >= DEPTH as u64);
         // Nothing ends; that requests wait is no reason to look at them.
@@ -62,8 +82,7 @@ fn a_disk_at_its_depth_rests_and_then_serves_all_queues() {
             ok(&done);
             assert_eq!(done.data, [7; 512]);
             ended[queue] += 1;
-            guest.submit(queue, &read, &layout).unwrap();
-            guest.kick(queue);
+            ask(&mut guest, queue, 1);
         }
         assert!(ended.iter().all(|&ended| ended > rounds / QUEUES / 2), "{ended:?}");
 
@@ -73,6 +92,52 @@ fn a_disk_at_its_depth_rests_and_then_serves_all_queues() {
         }
         assert_eq!(guest.drain().unwrap().len(), QUEUES * EACH);
         assert_eq!(in_flight(), 0);
+        drop(guest);
+        plane.end();
+    }
+}
+
+/// Its device answers in lots, one after the other, and has nothing to do between two of them until the worker has
+/// seen the first: it is awake when that comes.
+#[test]
+fn a_disk_that_is_behind_is_polled_for() {
+    for (polling, polls) in [(Profile::Balanced, true), (Profile::Power, false)] {
+        let plane = Plane::with(&dataplane::Options {
+            polling,
+            cpus: None,
+            ..dataplane::Options::default()
+        });
+        let Behind { mut device, mut guest, .. } = Behind::of(&plane, false);
+        let mut lot = || {
+            const LOT: usize = 32;
+            device.write_all(&[7; LOT * 512]).unwrap();
+            for _ in 0..LOT {
+                let mut queue = None;
+                wait(
+                    || "the end of a lot".into(),
+                    || {
+                        queue = (0..QUEUES).find(|&queue| guest.poll(queue).unwrap().is_some());
+                        queue.is_some()
+                    },
+                );
+                ask(&mut guest, queue.unwrap(), 1);
+            }
+            thread::sleep(Duration::from_micros(200));
+        };
+        let sleeps = || plane.host.workers().iter().map(|worker| worker.sleeps).sum::<u64>();
+        // On a machine that has something else to do a lot may come late: then once more.
+        wait(
+            || format!("ten lots with one sleep or none: {polling}"),
+            || {
+                let before = sleeps();
+                (0..10).for_each(|_| lot());
+                (sleeps() - before <= 1) == polls
+            },
+        );
+        for _ in 0..QUEUES * EACH {
+            device.write_all(&[8; 512]).unwrap();
+        }
+        assert_eq!(guest.drain().unwrap().len(), QUEUES * EACH);
         drop(guest);
         plane.end();
     }
