@@ -43,7 +43,7 @@ pub use region::{MapError, RegionFile, RegionSpec};
 pub use ring::RingArea;
 pub use segments::{Access, Segments, Transfer};
 pub use slice::{GuestSlice, write_vectored};
-pub use socket::{Part, receive, send};
+pub use socket::{Part, lend, receive, send, take};
 
 /// What `examples/copy.rs` compares.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Guest memory straight to and from sockets.
+//! Guest memory straight to and from sockets and pipes.
 
 #![expect(unsafe_code)]
 // UNSAFETY: hands addresses of guest memory to the kernel.
@@ -57,6 +57,23 @@ pub fn send<'a>(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
+/// Has a pipe refer to segments, from their beginning on, as far as it has room: vmsplice(2). Nothing is copied: what is
+/// read from the pipe, or from where that is moved to, is what the memory holds then. The memory exists until
+/// nobody refers to it, even if it is unmapped. Returns how many bytes that was.
+///
+/// # Errors
+/// What the kernel reports: `EAGAIN` if there is no room, `EFAULT` if guest memory has vanished where the first byte
+/// is to be.
+pub fn lend(pipe: BorrowedFd<'_>, segments: &Segments) -> io::Result<usize> {
+    let list: Vec<libc::iovec> = segments.iovecs().take(PIECES).collect();
+    // SAFETY: the list names guest memory that is mapped as long as the segments live. The kernel takes references
+    // to its pages, and only reads them.
+    let lent = unsafe {
+        libc::vmsplice(pipe.as_raw_fd(), list.as_ptr(), list.len(), libc::SPLICE_F_NONBLOCK)
+    };
+    usize::try_from(lent).map_err(|_| io::Error::last_os_error())
+}
+
 /// Fills segments from their beginning with what has arrived at a stream socket, without waiting:
 /// recvmsg(2). Returns how many bytes that was; 0 is the end of the stream.
 ///
@@ -70,6 +87,19 @@ pub fn receive(socket: BorrowedFd<'_>, segments: &Segments) -> io::Result<usize>
     // SAFETY: the list names guest memory that is mapped as long as the segments live, which anybody
     // may change.
     let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// Fills segments from their beginning with what is in a pipe: readv(2). Returns how many bytes that was; 0 is the end.
+///
+/// # Errors
+/// What the kernel reports: `EAGAIN` if there is nothing in a pipe that does not wait, `EFAULT` if guest memory has
+/// vanished.
+pub fn take(pipe: BorrowedFd<'_>, segments: &Segments) -> io::Result<usize> {
+    let list: Vec<libc::iovec> = segments.iovecs().take(PIECES).collect();
+    // SAFETY: the list names guest memory that is mapped as long as the segments live, which anybody
+    // may change.
+    let got = unsafe { libc::readv(pipe.as_raw_fd(), list.as_ptr(), list.len() as _) };
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
@@ -123,5 +153,29 @@ mod tests {
             send(other.as_fd(), none.into_iter(), false).unwrap_err().kind(),
             io::ErrorKind::BrokenPipe
         );
+    }
+
+    /// Pieces one after the other; what is read is what is there when it is read, and as long as that.
+    #[test]
+    fn what_is_lent_is_referred_to() {
+        let memory = memory(1 << 20);
+        let (from, to) = rustix::pipe::pipe().unwrap();
+        let lent = segments(&memory, &[(100, 3), (5000, 4)]);
+        lent.copy_from(b"changed");
+        assert_eq!(lend(to.as_fd(), &lent).unwrap(), 7);
+        lent.copy_from(b"guestly");
+        drop((lent, memory));
+        let got = self::memory(1 << 20);
+        let got = segments(&got, &[(4000, 2), (9, 100)]);
+        assert_eq!(take(from.as_fd(), &got).unwrap(), 7);
+        let mut bytes = [0; 7];
+        got.copy_to(&mut bytes);
+        assert_eq!(&bytes, b"guestly");
+        // As much as there is room for.
+        let memory = self::memory(1 << 20);
+        let all = segments(&memory, &[(0, 1 << 20)]);
+        let some = lend(to.as_fd(), &all).unwrap();
+        assert!((1..1 << 20).contains(&some), "{some}");
+        assert_eq!(lend(to.as_fd(), &all).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

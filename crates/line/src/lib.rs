@@ -11,6 +11,7 @@
 //!
 //! **Failure.** A [`WireError`] ends the connection. Memory that has vanished is one of its own.
 
+mod conduit;
 mod pipe;
 pub mod rma;
 mod wire;
@@ -23,9 +24,10 @@ use std::time::Duration;
 use guestmem::{GuestMemory, RegionFile, RegionSpec};
 use rustix::net::sockopt;
 
+pub use conduit::Conduit;
 pub use pipe::Pipe;
 pub use rma::{INLINE, Rma};
-pub use wire::{LARGE, Wire, WireError};
+pub use wire::{Held, LARGE, Wire, WireError};
 
 /// A peer whose machine is gone is given up after so long without a sign of it.
 const DEAD: Duration = Duration::from_secs(20);

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use guestmem::{Part, Segments};
 use rustls::Connection;
 
+use crate::conduit::Conduit;
+
 /// Guest memory is copied so much at a time to be encrypted.
 const CHUNK: usize = 16 << 10;
 
@@ -17,6 +19,8 @@ const CHUNK: usize = 16 << 10;
 pub struct Pipe {
     socket: Arc<TcpStream>,
     tls: Option<Box<Connection>>,
+    /// Guest memory on its way to the socket.
+    lent: Option<Conduit>,
 }
 
 /// Memory is not there any more: what the kernel reports.
@@ -27,7 +31,7 @@ fn vanished() -> io::Error {
 impl Pipe {
     /// The socket must not block.
     pub fn new(socket: TcpStream, tls: Option<Connection>) -> Pipe {
-        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new) }
+        Pipe { socket: Arc::new(socket), tls: tls.map(Box::new), lent: None }
     }
 
     /// The descriptor, to wait for.
@@ -116,6 +120,49 @@ impl Pipe {
             Err(error) => Err(error),
             Ok(()) if taken > 0 => Ok(taken),
             Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// Sends guest memory without a copy, if it [is plain](Pipe::is_plain): the socket refers to it until the peer has it.
+    /// Returns how much was taken, at least a byte; what is sent next is the rest of these segments, if there is one.
+    ///
+    /// # Errors
+    /// As [`Pipe::send`].
+    pub fn lend(&mut self, segments: &Segments) -> io::Result<usize> {
+        let lent = match &mut self.lent {
+            Some(lent) => lent,
+            None => match Conduit::new() {
+                Ok(new) => self.lent.insert(new),
+                Err(_) => return self.send(std::iter::once(Part::Guest(segments)), false),
+            },
+        };
+        if lent.held() == 0 {
+            lent.lend(segments)?;
+        }
+        lent.send(&*self.socket)
+    }
+
+    /// Has what has arrived put into a conduit without a copy, if it [is plain](Pipe::is_plain), at most so many bytes; 0: the
+    /// peer has ended.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing has. `StorageFull`: there is no room for it.
+    pub fn hold(&self, conduit: &mut Conduit, most: u64) -> io::Result<usize> {
+        let mut known = false;
+        loop {
+            match conduit.receive(&*self.socket, most) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if known && !conduit.widen() {
+                        return Err(io::ErrorKind::StorageFull.into());
+                    }
+                    // Something may have come just now: only if it was there before, there is no room for it.
+                    known = rustix::io::ioctl_fionread(&*self.socket)? > 0;
+                    if !known {
+                        return Err(error);
+                    }
+                }
+                received => return received,
+            }
         }
     }
 

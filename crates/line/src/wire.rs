@@ -11,6 +11,7 @@ use guestmem::{Part, Segments};
 use remote::frame::{self, Item};
 use remote::{MAX_CONTROL, Malformed};
 
+use crate::conduit::Conduit;
 use crate::pipe::Pipe;
 
 /// Room for what has arrived and was not taken: any frame without its data fits.
@@ -72,6 +73,8 @@ enum Out {
     Own(Vec<u8>, usize),
     /// Of the request or reply with this tag.
     Data(u64, Segments),
+    /// The same, which stays as it is until the peer has answered.
+    Lent(u64, Segments),
     /// Of the reply with this tag: a part of a file.
     File(u64, FilePart),
 }
@@ -87,7 +90,7 @@ impl Out {
     fn left(&self) -> u64 {
         match self {
             Out::Own(bytes, from) => (bytes.len() - *from) as u64,
-            Out::Data(_, segments) => segments.len(),
+            Out::Data(_, segments) | Out::Lent(_, segments) => segments.len(),
             Out::File(_, part) => part.left,
         }
     }
@@ -95,13 +98,24 @@ impl Out {
     fn advance(&mut self, count: u64) {
         match self {
             Out::Own(_, from) => *from += count as usize,
-            Out::Data(_, segments) => segments.advance(count),
+            Out::Data(_, segments) | Out::Lent(_, segments) => segments.advance(count),
             Out::File(_, part) => {
                 part.at += count;
                 part.left -= count;
             }
         }
     }
+}
+
+/// What became of data that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// All of it is.
+    All,
+    /// More has to arrive.
+    Missing,
+    /// There is no room for more.
+    Full,
 }
 
 /// Why a connection cannot go on.
@@ -223,6 +237,60 @@ impl Wire {
         Ok(true)
     }
 
+    /// The same, but so many bytes of data are put into an empty conduit, without a copy; only if it [is
+    /// plain](Wire::is_plain).
+    ///
+    /// # Errors
+    /// The connection cannot go on.
+    pub fn hold(&mut self, conduit: &mut Conduit, bytes: u64) -> Result<Held, WireError> {
+        loop {
+            let left = bytes.saturating_sub(conduit.held());
+            if left == 0 {
+                self.much = std::mem::take(&mut self.direct) > MUCH;
+                return Ok(Held::All);
+            }
+            let arrived = self.input.get(self.start..self.end).unwrap_or_default();
+            let held = if arrived.is_empty() {
+                if self.skips() {
+                    return Ok(Held::Missing);
+                }
+                self.pipe.hold(conduit, left)
+            } else {
+                let some = arrived.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                match conduit.copy(arrived.get(..some).unwrap_or_default()) {
+                    Ok(copied) => {
+                        self.start += copied;
+                        continue;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        if conduit.widen() {
+                            continue;
+                        }
+                        Err(io::ErrorKind::StorageFull.into())
+                    }
+                    Err(error) => Err(error),
+                }
+            };
+            match held.map_err(|error| (error.kind(), error)) {
+                Ok(0) => return Err(WireError::Closed),
+                Ok(count) => {
+                    self.heard = true;
+                    self.direct += count as u64;
+                    if (count as u64) < left {
+                        self.look = Look::Short;
+                    }
+                }
+                Err((io::ErrorKind::WouldBlock, _)) => {
+                    self.look = Look::Empty;
+                    return Ok(Held::Missing);
+                }
+                Err((io::ErrorKind::StorageFull, _)) => return Ok(Held::Full),
+                Err((io::ErrorKind::Interrupted, _)) => {}
+                Err((_, error)) => return Err(WireError::Io(error)),
+            }
+        }
+    }
+
     /// Whether data goes to the socket as it is.
     pub fn is_plain(&self) -> bool {
         self.pipe.is_plain()
@@ -307,6 +375,13 @@ impl Wire {
         self.output.push_back(Out::Data(tag, data));
     }
 
+    /// The same of a request's data, which stays where it is until the peer has answered: much of it is not copied, and
+    /// looked at until then.
+    pub fn lend(&mut self, tag: u64, data: Segments) {
+        let large = data.len() >= LARGE && self.pipe.is_plain();
+        self.output.push_back(if large { Out::Lent(tag, data) } else { Out::Data(tag, data) });
+    }
+
     /// The same of a part of a file.
     pub fn push_file(&mut self, tag: u64, file: Arc<File>, at: u64, left: u64) {
         self.output.push_back(Out::File(tag, FilePart { file, at, left }));
@@ -329,7 +404,7 @@ impl Wire {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.raw_os_error() == Some(FAULT) => {
                     return Err(match self.output.front() {
-                        Some(Out::Data(tag, _)) => WireError::Vanished(*tag),
+                        Some(Out::Data(tag, _) | Out::Lent(tag, _)) => WireError::Vanished(*tag),
                         _ => WireError::Io(error),
                     });
                 }
@@ -340,7 +415,7 @@ impl Wire {
 
     /// Has the pipe take what is to be sent first; how much, if there is anything.
     fn send(&mut self) -> io::Result<Option<usize>> {
-        let is_file = |out: &Out| matches!(out, Out::File(..));
+        let is_apart = |out: &Out| matches!(out, Out::File(..) | Out::Lent(..));
         Ok(Some(match self.output.front() {
             None => return Ok(None),
             Some(Out::File(_, part)) => {
@@ -350,14 +425,15 @@ impl Wire {
                     sent => sent,
                 }
             }
+            Some(Out::Lent(_, segments)) => self.pipe.lend(segments)?,
             Some(_) => {
-                let more = self.output.iter().any(is_file);
+                let more = self.output.iter().any(is_apart);
                 let parts = self.output.iter().map_while(|out| match out {
                     Out::Own(bytes, from) => {
                         Some(Part::Own(bytes.get(*from..).unwrap_or_default()))
                     }
                     Out::Data(_, segments) => Some(Part::Guest(segments)),
-                    Out::File(..) => None,
+                    Out::Lent(..) | Out::File(..) => None,
                 });
                 self.pipe.send(parts, more)?
             }
@@ -375,6 +451,7 @@ impl Wire {
             count -= left;
             match self.output.pop_front() {
                 Some(Out::Data(tag, _) | Out::File(tag, _)) => self.sent.push_back(tag),
+                Some(Out::Lent(..)) => {}
                 Some(Out::Own(bytes, _)) => self.own -= bytes.len(),
                 None => {}
             }

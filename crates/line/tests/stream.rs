@@ -10,10 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, Segments};
-use line::{Pipe, Wire, WireError};
+use line::{Conduit, Held, LARGE, Pipe, Wire, WireError};
 use proptest::prelude::*;
-use remote::Status;
 use remote::frame::{self, Item};
+use remote::{Operation, Request, Status};
 use rustix::event::{PollFd, PollFlags, poll};
 
 /// Both ends of a connection: one that is looked at, and one that is written to.
@@ -144,6 +144,123 @@ fn a_part_of_a_file_is_sent_in_its_turn() {
     }
     assert_eq!(sent, [1, 2]);
     assert!(reader.join().unwrap().1 == wanted);
+}
+
+/// What a request brings, in one piece or in more than the kernel takes at once, beside other frames. Until it is read it is
+/// what it is now: nobody has copied it.
+#[test]
+fn what_is_lent_is_looked_at_where_it_is() {
+    let (mut wire, far) = pair();
+    let memory = memory(4 << 20);
+    let mut bytes = pattern(4 << 20);
+    let all = memory.slice(0, 4 << 20).unwrap();
+    let request = |offset, length| Request {
+        operation: Operation::Write,
+        stable: false,
+        unmap: false,
+        handle: 1,
+        offset,
+        length,
+        buffers: Vec::new(),
+    };
+    let whole: Vec<(u64, u32)> = vec![(5, 700_001)];
+    let pages = (256..1024).step_by(2).map(|page| (page * 4096, 4096)).collect();
+    let small = vec![(3 << 20, LARGE as u32 - 1)];
+    let mut lent = Vec::new();
+    for (tag, pieces) in [whole, pages, small.clone()].into_iter().enumerate() {
+        let slices = pieces.iter().map(|&(at, length)| memory.slice(at, length).unwrap());
+        let data = Segments::of(&memory, slices).unwrap();
+        let request = request(tag as u64, data.len());
+        wire.frame(|to| frame::request(to, tag as u64, &request));
+        wire.lend(tag as u64, data);
+        lent.push((tag as u64, request, pieces));
+    }
+    wire.frame(|to| frame::ping(to, 3));
+    all.copy_from(&bytes);
+    wire.flush().unwrap();
+    // The first is under way, and the socket takes no more than it has room for.
+    let changed = 100..200;
+    bytes[changed.clone()].fill(0xee);
+    memory.slice(100, 100).unwrap().copy_from(&bytes[changed]);
+    let mut wanted = Vec::new();
+    for (tag, request, pieces) in lent {
+        frame::request(&mut wanted, tag, &request);
+        for (at, length) in pieces {
+            wanted.extend(&bytes[at as usize..][..length as usize]);
+        }
+    }
+    frame::ping(&mut wanted, 3);
+    let length = wanted.len();
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; length];
+        (&far).read_exact(&mut got).unwrap();
+        (far, got)
+    });
+    while wire.is_behind() {
+        poll(&mut [PollFd::new(&wire.as_fd(), PollFlags::OUT)], None).unwrap();
+        wire.flush().unwrap();
+    }
+    assert!(reader.join().unwrap().1 == wanted);
+    let sent: Vec<u64> = std::iter::from_fn(|| wire.sent_data()).collect();
+    assert!(!sent.contains(&0) && !sent.contains(&1), "answers say when it is looked at no more");
+}
+
+/// From memory to a file, whatever comes before it in the same packets, and though the peer sends small packets.
+#[test]
+fn what_arrives_is_held_until_all_of_it_is_there() {
+    const SIZE: usize = 1 << 20;
+    let bytes = pattern(SIZE);
+    for small in [false, true] {
+        let (mut wire, far) = pair();
+        let mut conduit = Conduit::new().unwrap();
+        let file = file(&[]);
+        let sender = std::thread::spawn({
+            let bytes = bytes.clone();
+            move || {
+                let memory = memory(SIZE as u64);
+                memory.slice(0, SIZE as u32).unwrap().copy_from(&bytes);
+                let mut far = far;
+                let mut ping = Vec::new();
+                frame::ping(&mut ping, 7);
+                for _ in 0..4 {
+                    far.write_all(&ping).unwrap();
+                    if small {
+                        far.write_all(&bytes).unwrap();
+                        continue;
+                    }
+                    let mut wire = Wire::new(Pipe::new(far.try_clone().unwrap(), None), &[]);
+                    wire.lend(1, segments(&memory, SIZE as u32));
+                    wire.flush().unwrap();
+                    while wire.is_behind() {
+                        poll(&mut [PollFd::new(&wire.as_fd(), PollFlags::OUT)], None).unwrap();
+                        wire.flush().unwrap();
+                    }
+                }
+                far
+            }
+        });
+        for _ in 0..4 {
+            while wire.item(ping).unwrap().is_none() {
+                wait(&wire);
+            }
+            loop {
+                match wire.hold(&mut conduit, SIZE as u64).unwrap() {
+                    Held::All => break,
+                    Held::Missing => wait(&wire),
+                    Held::Full => panic!("{} bytes are held", conduit.held()),
+                }
+            }
+            let mut at = 0;
+            while conduit.held() > 0 {
+                at += conduit.store(&file, at).unwrap() as u64;
+            }
+            let mut got = vec![0; SIZE];
+            file.read_exact_at(&mut got, 0).unwrap();
+            assert!(got == bytes);
+            file.write_all_at(&[0; SIZE], 0).unwrap();
+        }
+        drop(sender.join().unwrap());
+    }
 }
 
 /// A reply that has begun cannot say that the file is shorter by now.

@@ -46,7 +46,7 @@ impl Connection {
     /// # Errors
     /// There is no memory for it.
     pub(crate) fn new(wire: Wire, opened: Opened, write: bool) -> io::Result<Connection> {
-        let line = Line::Wire(Streamed::new(wire));
+        let line = Line::Wire(Box::new(Streamed::new(wire)));
         Ok(Connection { line, pool: pool(&opened)?, server: Server::new(opened, write), looks: 0 })
     }
 
@@ -71,7 +71,7 @@ impl Connection {
     /// What wakes its worker up; none: it cannot be waited for.
     pub(super) fn waker(&self) -> Option<Waker> {
         match &self.line {
-            Line::Wire(Streamed { wire, .. }) => Some(Waker::Stream(wire.socket())),
+            Line::Wire(line) => Some(Waker::Stream(line.wire.socket())),
             Line::Rma(Moved { rma, .. }) => rma.descriptor().ok().map(Waker::Fabric),
         }
     }
@@ -116,13 +116,11 @@ impl Connection {
         loop {
             let next = match &mut self.line {
                 Line::Wire(line) => {
-                    if let Some((_, missing)) = &mut line.arriving {
-                        if !line.wire.data(missing)? {
-                            return Ok(Popped::Nothing);
-                        }
-                        if let Some((frame, _)) = line.arriving.take() {
-                            return Ok(self.popped(frame, judge));
-                        }
+                    if line.expects() {
+                        return Ok(match line.arrived()? {
+                            None => Popped::Nothing,
+                            Some((frame, stored)) => self.popped(frame, stored, judge),
+                        });
                     }
                     line.wire.item(said)?
                 }
@@ -156,9 +154,10 @@ impl Connection {
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
             let straight =
-                judge.straight.filter(|file| may.is_ok() && self.line.sends(file, &request));
+                judge.straight.filter(|file| may.is_ok() && self.line.passes(file, &request));
             let straight = straight.cloned();
-            let bytes = if straight.is_some() { 0 } else { bytes };
+            // A write may have to take the other way after all.
+            let bytes = if straight.is_some() && !write { 0 } else { bytes };
             let Some((loan, data)) = self.pool.take(bytes) else {
                 // There is memory for all that the server lets begin.
                 return Err(Fault { vanished: false, reason: "no memory".to_owned() });
@@ -166,19 +165,16 @@ impl Connection {
             let refused = may.err();
             let frame = Box::new(Frame { tag, request, loan, data, straight, refused });
             match &mut self.line {
-                Line::Wire(line) if write => {
-                    let missing = frame.data.clone();
-                    line.arriving = Some((frame, missing));
-                }
+                Line::Wire(line) if write => line.begin(frame),
                 Line::Rma(line) if write && frame.request.buffers.is_empty() => {
                     line.rma.data(&frame.data)?;
-                    return Ok(self.popped(frame, judge));
+                    return Ok(self.popped(frame, 0, judge));
                 }
                 Line::Rma(line) if write && frame.refused.is_none() => {
                     line.fetch(frame)?;
                     self.looks = 0;
                 }
-                _ => return Ok(self.popped(frame, judge)),
+                _ => return Ok(self.popped(frame, 0, judge)),
             }
         }
     }
@@ -205,7 +201,7 @@ impl Connection {
         let Line::Rma(line) = &mut self.line else { return Ok(Popped::Answered) };
         if let Some(frame) = line.fetching.remove(&number) {
             if reached {
-                return Ok(self.popped(frame, judge));
+                return Ok(self.popped(frame, 0, judge));
             }
             self.answer(frame, Status::Unreachable);
             return Ok(Popped::Answered);
@@ -232,15 +228,16 @@ impl Connection {
         }
     }
 
-    /// A request that is there with its data.
-    fn popped(&mut self, frame: Box<Frame>, judge: &Judge<'_>) -> Popped {
+    /// A request that is there with its data, of which so many bytes are written already.
+    fn popped(&mut self, frame: Box<Frame>, stored: u64, judge: &Judge<'_>) -> Popped {
         self.looks = 0;
         if let Some(status) = frame.refused {
             self.answer(frame, status);
             return Popped::Answered;
         }
         let remote::Request { operation, stable, unmap, offset, length, .. } = frame.request;
-        let transfer = |access| Work::Transfer { access, offset, stable, tried: false };
+        let transfer =
+            |access| Work::Transfer { access, offset: offset + stored, stable, tried: false };
         let clear = |zero| {
             let sectors = (length / SECTOR) as u32;
             let range = Range { sector: offset / SECTOR, sectors, unmap };
@@ -255,7 +252,8 @@ impl Connection {
             Operation::Discard => (Kind::Discard, clear(false)),
             Operation::WriteZeroes => (Kind::WriteZeroes, clear(true)),
         };
-        let segments = frame.data.clone();
+        let mut segments = frame.data.clone();
+        segments.advance(stored);
         let request = Request {
             disk: judge.disk.id,
             queue: judge.queue as u16,
@@ -288,7 +286,8 @@ impl Connection {
         let tag = frame.tag;
         let read = frame.request.operation == Operation::Read && status == Status::Ok;
         match &mut self.line {
-            Line::Wire(Streamed { wire, sending, .. }) if read => {
+            Line::Wire(line) if read => {
+                let Streamed { wire, sending, .. } = &mut **line;
                 let bytes = frame.request.length as u32;
                 wire.frame(|to| frame::reply(to, tag, status, bytes));
                 match &frame.straight {

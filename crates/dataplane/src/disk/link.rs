@@ -258,7 +258,7 @@ impl Link {
                 let request = Request { handle, ..sent.request.clone() };
                 wire.frame(|bytes| frame::request(bytes, tag, &request));
                 if request.operation == Operation::Write {
-                    wire.push(tag, sent.job.segments.first(request.length));
+                    wire.lend(tag, sent.job.segments.first(request.length));
                 }
             }
             wire.flush()?;

@@ -53,10 +53,10 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is, if it does not go [straight](Frame::straight).
+    /// Where its data is, if it is not read [straight](Frame::straight).
     pub(super) loan: Loan,
     pub(super) data: Segments,
-    /// Its data goes from this file to the connection by itself.
+    /// Its data goes from this file to the connection, or from there to the file, by itself.
     pub(super) straight: Option<Arc<File>>,
     /// It is not carried out, but answered with this.
     pub(super) refused: Option<Status>,

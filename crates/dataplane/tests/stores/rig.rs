@@ -54,7 +54,9 @@ impl Shelf {
         let file = if direct {
             tempfile::tempfile_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
         } else {
-            File::from(memfd_create("image", MemfdFlags::CLOEXEC).unwrap())
+            File::from(
+                memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap(),
+            )
         };
         file.set_len(SIZE).unwrap();
         Arc::new(Shelf {

@@ -6,8 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use dataplane::store_control::{Session, ToClient, ToStore, Why, decode, encode};
+use guestmem::Segments;
+use line::Conduit;
 use remote::frame::{self, Item};
 use remote::{Operation, Request, Status};
+use rustix::fs::{SealFlags, fcntl_add_seals};
 use testkit::block::{Request as Block, status};
 
 use crate::common::plane::Plane;
@@ -162,6 +165,58 @@ fn much_data_comes_to_its_place_and_back() {
     assert_eq!(client.answer(), Some((5, Status::Failed, 0)));
     client.ask(6, &ask(Operation::Read, handle, 512, 65_536), &[]);
     assert_eq!(client.answer(), Some((6, Status::Ok, 65_536)));
+}
+
+/// Data that comes in more pieces than the kernel holds for the store goes to its place all the same.
+#[test]
+fn data_in_very_many_pieces_comes_to_its_place() {
+    const LENGTH: usize = 1 << 20;
+    const PIECE: u32 = 256;
+    let store = Store::new(false);
+    let (mut client, handle) = Client::open(&store, true);
+    let (_, memory) = line::memory("pieces", 2 * LENGTH as u64).unwrap();
+    let data: Vec<u8> = (0..2 * LENGTH).map(|at| (at % 251) as u8).collect();
+    memory.slice(0, 2 * LENGTH as u32).unwrap().copy_from(&data);
+    let starts = (0..2 * LENGTH).step_by(2 * PIECE as usize);
+    let slices = starts.clone().map(|at| memory.slice(at as u64, PIECE).unwrap());
+    let pieces = Segments::of(&memory, slices).unwrap();
+    let data: Vec<u8> = starts.flat_map(|at| &data[at..][..PIECE as usize]).copied().collect();
+    let mut conduit = Conduit::new().unwrap();
+    for (tag, size) in [(1, LENGTH), (2, LENGTH), (3, 65_536), (4, LENGTH)] {
+        let offset = tag * 1024;
+        client.ask(tag, &ask(Operation::Write, handle, offset, size as u64), &[]);
+        let mut left = pieces.first(size as u64);
+        while !left.is_empty() {
+            left.advance(conduit.lend(&left).unwrap() as u64);
+            while conduit.held() > 0 {
+                conduit.send(&client.stream).unwrap();
+            }
+        }
+        assert_eq!(client.answer(), Some((tag, Status::Ok, 0)));
+        let mut there = vec![0; size];
+        store.shelf.file.read_exact_at(&mut there, offset).unwrap();
+        assert!(there == data[..size], "{size} bytes in the image");
+    }
+}
+
+/// What the image does not take fails, and nothing else.
+#[test]
+fn much_data_for_which_there_is_no_room_fails() {
+    let store = Store::new(false);
+    let (mut client, handle) = Client::open(&store, true);
+    store.shelf.file.set_len(1 << 19).unwrap();
+    fcntl_add_seals(&store.shelf.file, SealFlags::GROW).unwrap();
+    let data = vec![7; 1 << 20];
+    let mut write = |tag, offset, size: usize| {
+        client.ask(tag, &ask(Operation::Write, handle, offset, size as u64), &data[..size]);
+        client.answer()
+    };
+    assert_eq!(write(1, 0, 1 << 20), Some((1, Status::Failed, 0)));
+    assert_eq!(write(2, 1 << 20, 1 << 20), Some((2, Status::Failed, 0)));
+    assert_eq!(write(3, 512, 1 << 18), Some((3, Status::Ok, 0)));
+    let mut there = vec![0; 1 << 18];
+    store.shelf.file.read_exact_at(&mut there, 512).unwrap();
+    assert!(there.iter().all(|byte| *byte == 7));
 }
 
 /// A write is carried out when all of it is there: nothing is torn by a client that ends in the middle.

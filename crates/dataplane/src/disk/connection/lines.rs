@@ -8,7 +8,7 @@ use std::fs::File;
 
 use fabric::{Registration, Remote};
 use guestmem::Segments;
-use line::{LARGE, Rma, Wire, WireError};
+use line::{Conduit, Held, LARGE, Rma, Wire, WireError};
 use remote::{Buffer, Operation};
 
 use crate::disk::request::Frame;
@@ -16,7 +16,7 @@ use crate::disk::request::Frame;
 /// What requests come by.
 pub(super) enum Line {
     /// With their data.
-    Wire(Streamed),
+    Wire(Box<Streamed>),
     /// Without: the client's memory is reached.
     Rma(Moved),
 }
@@ -24,10 +24,23 @@ pub(super) enum Line {
 /// Requests with their data, in a stream.
 pub(super) struct Streamed {
     pub(super) wire: Wire,
-    /// A write whose data is arriving, and what of it is missing.
-    pub(super) arriving: Option<(Box<Frame>, Segments)>,
+    /// A write whose data is arriving.
+    arriving: Option<Arriving>,
+    /// Where the data of large writes is kept until all of it is there.
+    conduit: Option<Conduit>,
+    /// Writes of more bytes than that it has no room for.
+    most: u64,
     /// Reads whose data is being sent, by tag.
     pub(super) sending: BTreeMap<u64, Box<Frame>>,
+}
+
+/// A write of which not all has arrived.
+struct Arriving {
+    frame: Box<Frame>,
+    /// What of its memory is not filled.
+    missing: Segments,
+    /// It is kept in the conduit instead.
+    held: bool,
 }
 
 /// Requests whose data is moved from and to the client's memory.
@@ -45,23 +58,74 @@ pub(super) struct Moved {
 }
 
 impl Line {
-    /// Whether it sends what a request reads from a file in memory, without a copy. What is short is found out
-    /// before a reply begins.
-    pub(super) fn sends(&self, file: &File, request: &remote::Request) -> bool {
-        let Line::Wire(Streamed { wire, .. }) = self else { return false };
+    /// Whether what a request reads or writes goes between it and a file in memory by itself. What is short is found
+    /// out before a reply begins.
+    pub(super) fn passes(&self, file: &File, request: &remote::Request) -> bool {
+        let Line::Wire(line) = self else { return false };
+        let Streamed { wire, most, .. } = &**line;
         let remote::Request { operation, offset, length, .. } = *request;
         let end = offset.saturating_add(length);
-        operation == Operation::Read
-            && length >= LARGE
+        length >= LARGE
             && wire.is_plain()
-            && file.metadata().is_ok_and(|about| end <= about.len())
+            && match operation {
+                Operation::Read => file.metadata().is_ok_and(|about| end <= about.len()),
+                Operation::Write => length <= *most,
+                _ => false,
+            }
     }
 }
 
 impl Streamed {
     /// Nothing of a request has been taken from `wire` yet.
     pub(super) fn new(wire: Wire) -> Streamed {
-        Streamed { wire, arriving: None, sending: BTreeMap::new() }
+        let (arriving, conduit, sending) = (None, None, BTreeMap::new());
+        Streamed { wire, arriving, conduit, most: u64::MAX, sending }
+    }
+
+    /// The data of a write comes next.
+    pub(super) fn begin(&mut self, frame: Box<Frame>) {
+        if frame.straight.is_some() && self.conduit.is_none() {
+            self.conduit = Conduit::new().ok();
+        }
+        let held = frame.straight.is_some() && self.conduit.is_some();
+        self.arriving = Some(Arriving { missing: frame.data.clone(), frame, held });
+    }
+
+    /// Whether the data of a write has to come before anything else.
+    pub(super) fn expects(&self) -> bool {
+        self.arriving.is_some()
+    }
+
+    /// The write whose data was expected, if all of it is there, and how many of its bytes are in the file already; the others
+    /// are in its memory.
+    ///
+    /// Nothing of a write is in the file before all of it has come.
+    pub(super) fn arrived(&mut self) -> Result<Option<(Box<Frame>, u64)>, WireError> {
+        let Some(Arriving { frame, missing, held }) = &mut self.arriving else { return Ok(None) };
+        let mut stored = 0;
+        if let Some(conduit) = self.conduit.as_mut().filter(|_| *held) {
+            let (offset, length) = (frame.request.offset, frame.request.length);
+            match self.wire.hold(conduit, length)? {
+                Held::Missing => return Ok(None),
+                Held::All => {
+                    // What the file does not take is for the others who write to it to find out why.
+                    while conduit.held() > 0
+                        && let Some(file) = &frame.straight
+                        && let Ok(some) = conduit.store(file, offset + stored)
+                    {
+                        stored += some as u64;
+                    }
+                    missing.advance(stored);
+                }
+                Held::Full => self.most = conduit.held(),
+            }
+            *held = false;
+            conduit.take(missing).map_err(WireError::Io)?;
+        }
+        if !missing.is_empty() && !self.wire.data(missing)? {
+            return Ok(None);
+        }
+        Ok(self.arriving.take().map(|arriving| (arriving.frame, stored)))
     }
 }
 

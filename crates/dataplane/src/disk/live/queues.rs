@@ -69,7 +69,8 @@ impl LiveDisk {
                     break;
                 }
             };
-            left = left.saturating_sub(job.segments.len());
+            // Some of it may have been moved while it was popped.
+            left = left.saturating_sub(job.request.bytes);
             if !self.admit(queue, job, tools) {
                 break;
             }
