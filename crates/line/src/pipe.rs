@@ -5,8 +5,10 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use guestmem::{Part, Segments};
+use rustix::net::sockopt;
 use rustls::Connection;
 
 use crate::conduit::Conduit;
@@ -140,6 +142,15 @@ impl Pipe {
             lent.lend(segments)?;
         }
         lent.send(&*self.socket)
+    }
+
+    /// What was lent and is not sent yet is not sent any more: whoever lets go of the socket ends the connection without a
+    /// farewell (`SO_LINGER` of no time).
+    pub fn abandon(&self) {
+        if self.lent.is_some() {
+            // Of a socket, as this is, it cannot fail.
+            let _ = sockopt::set_socket_linger(&*self.socket, Some(Duration::ZERO));
+        }
     }
 
     /// Has what has arrived put into a conduit without a copy, if it [is plain](Pipe::is_plain), at most so many bytes; 0: the

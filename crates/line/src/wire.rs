@@ -387,6 +387,12 @@ impl Wire {
         self.output.push_back(Out::File(tag, FilePart { file, at, left }));
     }
 
+    /// Before a connection is let go of that has not answered everything: memory that was lent is another thing's by then,
+    /// and is not sent any more.
+    pub fn abandon(&self) {
+        self.pipe.abandon();
+    }
+
     /// Sends what the socket takes.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use guestmem::{GuestMemory, Segments};
 use line::{Conduit, Held, LARGE, Pipe, Wire, WireError};
@@ -109,6 +110,15 @@ fn pattern(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 13 + at / 251) as u8).collect()
 }
 
+/// Reads so many bytes meanwhile.
+fn read(mut far: TcpStream, length: usize) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut got = vec![0; length];
+        far.read_exact(&mut got).unwrap();
+        got
+    })
+}
+
 #[test]
 fn a_part_of_a_file_is_sent_in_its_turn() {
     let (mut wire, far) = pair();
@@ -127,12 +137,7 @@ fn a_part_of_a_file_is_sent_in_its_turn() {
         wanted.extend(&bytes[at..at + size]);
     }
     frame::ping(&mut wanted, 3);
-    let length = wanted.len();
-    let reader = std::thread::spawn(move || {
-        let mut got = vec![0; length];
-        (&far).read_exact(&mut got).unwrap();
-        (far, got)
-    });
+    let reader = read(far, wanted.len());
     let mut sent = Vec::new();
     loop {
         wire.flush().unwrap();
@@ -143,7 +148,7 @@ fn a_part_of_a_file_is_sent_in_its_turn() {
         poll(&mut [PollFd::new(&wire.as_fd(), PollFlags::OUT)], None).unwrap();
     }
     assert_eq!(sent, [1, 2]);
-    assert!(reader.join().unwrap().1 == wanted);
+    assert!(reader.join().unwrap() == wanted);
 }
 
 /// What a request brings, in one piece or in more than the kernel takes at once, beside other frames. Until it is read it is
@@ -190,19 +195,31 @@ fn what_is_lent_is_looked_at_where_it_is() {
         }
     }
     frame::ping(&mut wanted, 3);
-    let length = wanted.len();
-    let reader = std::thread::spawn(move || {
-        let mut got = vec![0; length];
-        (&far).read_exact(&mut got).unwrap();
-        (far, got)
-    });
+    let reader = read(far, wanted.len());
     while wire.is_behind() {
         poll(&mut [PollFd::new(&wire.as_fd(), PollFlags::OUT)], None).unwrap();
         wire.flush().unwrap();
     }
-    assert!(reader.join().unwrap().1 == wanted);
+    assert!(reader.join().unwrap() == wanted);
     let sent: Vec<u64> = std::iter::from_fn(|| wire.sent_data()).collect();
     assert!(!sent.contains(&0) && !sent.contains(&1), "answers say when it is looked at no more");
+}
+
+/// What the socket had no room for, or had not sent, is not sent when nobody waits for an answer any more.
+#[test]
+fn what_was_lent_is_not_sent_after_the_connection_was_given_up() {
+    const SIZE: u32 = 64 << 20;
+    let (mut wire, mut far) = pair();
+    let memory = memory(SIZE.into());
+    wire.lend(1, segments(&memory, SIZE));
+    wire.flush().unwrap();
+    assert!(wire.is_behind(), "there is more than it takes");
+    wire.abandon();
+    drop(wire);
+    let mut got = Vec::new();
+    let end = far.read_to_end(&mut got);
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(got.len() < SIZE as usize);
 }
 
 /// From memory to a file, whatever comes before it in the same packets, and though the peer sends small packets.

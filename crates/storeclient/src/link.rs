@@ -128,7 +128,7 @@ impl Link {
                 Line::Wire(wire) => {
                     wire.frame(|bytes| frame::request(bytes, tag, &request));
                     if let (true, Some(slot)) = (writes, slot) {
-                        wire.lend(tag, data(slot));
+                        wire.push(tag, data(slot));
                     }
                 }
                 Line::Rma(moved) => {

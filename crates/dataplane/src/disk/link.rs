@@ -191,6 +191,11 @@ impl Link {
     }
 
     fn disconnect(&mut self) -> bool {
+        if let Some(Line::Wire(wire)) = &self.line
+            && self.client.under_way() > 0
+        {
+            wire.abandon();
+        }
         self.client.disconnected();
         self.arriving = None;
         let was = self.line.take().is_some();
