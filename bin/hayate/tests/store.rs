@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Daemon, Namespace, until};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use testkit::block::{BlockDriver, BlockError, Options, Writer};
+use testkit::block::{BlockDriver, BlockError, Layout, Options, Request, Writer};
 use testkit::frontend::Frontend;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,6 +45,15 @@ impl Drop for Store {
 
 fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// Whether a process is stopped, with all its threads.
+fn hangs(pid: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.flatten().all(|task| {
+        let about = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        about.contains(") T ")
+    })
 }
 
 impl Hosts {
@@ -316,6 +327,56 @@ fn a_neighbour_that_hangs_is_left() {
     daemon.ok("disk show disk");
     daemon.ok("disk del disk");
     signal(store.0.id(), Signal::CONT);
+    daemon.stop();
+}
+
+/// A store that hangs has a write, of which it was sent all; it fails to the guest after a while, and another thing is in its
+/// memory then. The store goes on: nothing but the write, or nothing, may be in the image.
+#[test]
+fn a_store_that_hangs_writes_nothing_that_was_not_written() {
+    const BYTES: usize = 64 << 10;
+    let hosts = Hosts::new("raw", false);
+    let store = hosts.store();
+    let daemon = hosts.daemon();
+    let add = format!("disk add disk --image {IMAGE} --transport tcp --store-timeout 1");
+    until("the store answers", || daemon.cli(&add).status == 0);
+    let socket = hosts.run_dir().join("disks/disk.sock");
+    let options = Options { size: 8, data: 1 << 20, ..Options::new(false) };
+    let mut driver = BlockDriver::connect(socket, &options).unwrap();
+    let shown = || daemon.json("disk show disk --json");
+    // So that the socket of the store has room for all of it.
+    for _ in 0..64 {
+        let done = driver.run(&Request::write(0, &[1; 16 * BYTES])).unwrap();
+        assert_eq!(done.status, Some(0));
+    }
+    for round in 2..4_u8 {
+        signal(store.0.id(), Signal::STOP);
+        until("the store hangs", || hangs(store.0.id()));
+        let write = Request::write(0, &[round; BYTES]);
+        driver.submit(0, &write, &Layout::usual(&write)).unwrap();
+        driver.kick(0);
+        // A store that is silent is left after seconds; the write fails after another one.
+        let begin = Instant::now();
+        let failed = loop {
+            if let Some(done) = driver.poll(0).unwrap() {
+                break done;
+            }
+            assert!(begin.elapsed() < PATIENCE, "it does not fail");
+        };
+        assert_ne!(failed.status, Some(0));
+        let data = &driver.memory.regions()[1].spec;
+        let memory = driver.memory.guest().slice(data.guest_addr, data.size as u32).unwrap();
+        memory.copy_from(&vec![0xee; data.size as usize]);
+        signal(store.0.id(), Signal::CONT);
+        until("the store is back", || shown()["store"]["connected"] == true);
+        let mut found = vec![0; BYTES];
+        File::open(hosts.images().join("disk/image.raw")).unwrap().read_exact(&mut found).unwrap();
+        assert!(!found.contains(&0xee), "what was in memory later is in the image");
+        assert!(found.iter().all(|byte| [1, round].contains(byte)));
+        let done = driver.run(&Request::write(0, &[1; 16 * BYTES])).unwrap();
+        assert_eq!(done.status, Some(0));
+    }
+    drop(driver);
     daemon.stop();
 }
 

@@ -153,6 +153,11 @@ impl Pipe {
         }
     }
 
+    /// Fails if the peer has reset the connection, even if not all that came before has been taken.
+    pub fn check(&self) -> io::Result<()> {
+        Ok(sockopt::socket_error(&*self.socket)??)
+    }
+
     /// Has what has arrived put into a conduit without a copy, if it [is plain](Pipe::is_plain), at most so many bytes; 0: the
     /// peer has ended.
     ///

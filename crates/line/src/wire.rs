@@ -393,6 +393,15 @@ impl Wire {
         self.pipe.abandon();
     }
 
+    /// Fails if the peer has given the connection up. What a peer on this machine lent is not a copy even when it has
+    /// arrived: as long as this does not fail, it is still what it was when it was sent.
+    ///
+    /// # Errors
+    /// The connection cannot go on.
+    pub fn check(&self) -> Result<(), WireError> {
+        self.pipe.check().map_err(WireError::Io)
+    }
+
     /// Sends what the socket takes.
     ///
     /// # Errors

@@ -222,6 +222,34 @@ fn what_was_lent_is_not_sent_after_the_connection_was_given_up() {
     assert!(got.len() < SIZE as usize);
 }
 
+/// What arrived is memory of the one who sent it, if both are on one machine.
+#[test]
+fn who_takes_what_was_lent_is_told_that_the_connection_was_given_up() {
+    const SIZE: u32 = LARGE as u32;
+    let (mut wire, far) = pair();
+    let memory = memory(SIZE.into());
+    wire.lend(1, segments(&memory, SIZE));
+    let mut far = Wire::new(Pipe::new(far, None), &[]);
+    let (to, mut taken) = (self::memory(SIZE.into()), 0);
+    while wire.is_behind() || taken == 0 {
+        wire.flush().unwrap();
+        let mut to = segments(&to, SIZE);
+        to.advance(taken);
+        let left = to.len();
+        // Some of it stays.
+        let mut some = to.first(1024);
+        far.data(&mut some).unwrap();
+        taken += left.min(1024) - some.len();
+    }
+    far.check().unwrap();
+    wire.abandon();
+    drop(wire);
+    let mut to = segments(&to, SIZE);
+    to.advance(taken);
+    assert!(far.data(&mut to).unwrap(), "all of it had arrived");
+    assert!(far.check().is_err());
+}
+
 /// From memory to a file, whatever comes before it in the same packets, and though the peer sends small packets.
 #[test]
 fn what_arrives_is_held_until_all_of_it_is_there() {

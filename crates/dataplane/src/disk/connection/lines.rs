@@ -99,7 +99,8 @@ impl Streamed {
     /// The write whose data was expected, if all of it is there, and how many of its bytes are in the file already; the others
     /// are in its memory.
     ///
-    /// Nothing of a write is in the file before all of it has come.
+    /// Nothing of a write is in the file before all of it has come, nor if the client has given the connection up by then: memory
+    /// that a client on this machine lent may hold something else after that.
     pub(super) fn arrived(&mut self) -> Result<Option<(Box<Frame>, u64)>, WireError> {
         let Some(Arriving { frame, missing, held }) = &mut self.arriving else { return Ok(None) };
         let mut stored = 0;
@@ -108,6 +109,7 @@ impl Streamed {
             match self.wire.hold(conduit, length)? {
                 Held::Missing => return Ok(None),
                 Held::All => {
+                    self.wire.check()?;
                     // What the file does not take is for the others who write to it to find out why.
                     while conduit.held() > 0
                         && let Some(file) = &frame.straight
@@ -124,6 +126,10 @@ impl Streamed {
         }
         if !missing.is_empty() && !self.wire.data(missing)? {
             return Ok(None);
+        }
+        if frame.request.length >= LARGE {
+            // It was copied from what the client lent.
+            self.wire.check()?;
         }
         Ok(self.arriving.take().map(|arriving| (arriving.frame, stored)))
     }
