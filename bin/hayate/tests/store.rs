@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Daemon, Namespace, until};
@@ -330,54 +331,104 @@ fn a_neighbour_that_hangs_is_left() {
     daemon.stop();
 }
 
-/// A store that hangs has a write, of which it was sent all; it fails to the guest after a while, and another thing is in its
-/// memory then. The store goes on: nothing but the write, or nothing, may be in the image.
-#[test]
-fn a_store_that_hangs_writes_nothing_that_was_not_written() {
+/// A guest whose store, by TCP, hangs when it has been sent all of a write.
+struct Hung {
+    hosts: Hosts,
+    store: Store,
+    daemon: Daemon,
+    driver: BlockDriver,
+}
+
+/// What is written, over this.
+const WRITTEN: u8 = 2;
+const BEFORE: u8 = 1;
+/// What is in the guest's memory later.
+const LATER: u8 = 0xee;
+
+impl Hung {
     const BYTES: usize = 64 << 10;
-    let hosts = Hosts::new("raw", false);
-    let store = hosts.store();
-    let daemon = hosts.daemon();
-    let add = format!("disk add disk --image {IMAGE} --transport tcp --store-timeout 1");
-    until("the store answers", || daemon.cli(&add).status == 0);
-    let socket = hosts.run_dir().join("disks/disk.sock");
-    let options = Options { size: 8, data: 1 << 20, ..Options::new(false) };
-    let mut driver = BlockDriver::connect(socket, &options).unwrap();
-    let shown = || daemon.json("disk show disk --json");
-    // So that the socket of the store has room for all of it.
-    for _ in 0..64 {
-        let done = driver.run(&Request::write(0, &[1; 16 * BYTES])).unwrap();
-        assert_eq!(done.status, Some(0));
-    }
-    for round in 2..4_u8 {
+
+    fn new() -> Hung {
+        let hosts = Hosts::new("raw", false);
+        let (store, daemon) = (hosts.store(), hosts.daemon());
+        let add = format!("disk add disk --image {IMAGE} --transport tcp --store-timeout 1");
+        until("the store answers", || daemon.cli(&add).status == 0);
+        let options = Options { size: 8, data: 1 << 20, ..Options::new(false) };
+        let socket = hosts.run_dir().join("disks/disk.sock");
+        let mut driver = BlockDriver::connect(socket, &options).unwrap();
+        // So that the socket of the store has room for all of it.
+        for _ in 0..64 {
+            let done = driver.run(&Request::write(0, &[BEFORE; 16 * Self::BYTES])).unwrap();
+            assert_eq!(done.status, Some(0));
+        }
         signal(store.0.id(), Signal::STOP);
         until("the store hangs", || hangs(store.0.id()));
-        let write = Request::write(0, &[round; BYTES]);
+        let write = Request::write(0, &[WRITTEN; Self::BYTES]);
         driver.submit(0, &write, &Layout::usual(&write)).unwrap();
         driver.kick(0);
-        // A store that is silent is left after seconds; the write fails after another one.
-        let begin = Instant::now();
-        let failed = loop {
-            if let Some(done) = driver.poll(0).unwrap() {
-                break done;
-            }
-            assert!(begin.elapsed() < PATIENCE, "it does not fail");
-        };
-        assert_ne!(failed.status, Some(0));
-        let data = &driver.memory.regions()[1].spec;
-        let memory = driver.memory.guest().slice(data.guest_addr, data.size as u32).unwrap();
-        memory.copy_from(&vec![0xee; data.size as usize]);
-        signal(store.0.id(), Signal::CONT);
-        until("the store is back", || shown()["store"]["connected"] == true);
-        let mut found = vec![0; BYTES];
-        File::open(hosts.images().join("disk/image.raw")).unwrap().read_exact(&mut found).unwrap();
-        assert!(!found.contains(&0xee), "what was in memory later is in the image");
-        assert!(found.iter().all(|byte| [1, round].contains(byte)));
-        let done = driver.run(&Request::write(0, &[1; 16 * BYTES])).unwrap();
-        assert_eq!(done.status, Some(0));
+        Hung { hosts, store, daemon, driver }
     }
-    drop(driver);
-    daemon.stop();
+
+    /// The guest uses the memory of the write for something else.
+    fn reuse(&self) {
+        let data = &self.driver.memory.regions()[1].spec;
+        let memory = self.driver.memory.guest().slice(data.guest_addr, data.size as u32).unwrap();
+        memory.copy_from(&vec![LATER; data.size as usize]);
+    }
+
+    /// The store goes on, and is done with the connection when `opened` has the image open. The write is in it, or nothing.
+    fn go_on(&self, opened: impl FnOnce()) {
+        signal(self.store.0.id(), Signal::CONT);
+        opened();
+        let mut found = vec![0; Self::BYTES];
+        let image = self.hosts.images().join("disk/image.raw");
+        File::open(image).unwrap().read_exact(&mut found).unwrap();
+        assert!(!found.contains(&LATER), "what was in memory later is in the image");
+        assert!(found.iter().all(|byte| [BEFORE, WRITTEN].contains(byte)));
+    }
+}
+
+/// A store that is silent is left after seconds, and the write fails after another one.
+#[test]
+fn a_store_that_hangs_writes_nothing_that_was_not_written() {
+    let mut hung = Hung::new();
+    assert_ne!(hung.driver.wait(0).unwrap().status, Some(0));
+    hung.reuse();
+    hung.go_on(|| {
+        let shown = || hung.daemon.json("disk show disk --json");
+        until("the store is back", || shown()["store"]["connected"] == true);
+    });
+    let done = hung.driver.run(&Request::write(0, &[WRITTEN; Hung::BYTES])).unwrap();
+    assert_eq!(done.status, Some(0));
+    hung.daemon.stop();
+}
+
+/// The same if the disk is removed, or the daemon ends, before that.
+#[test]
+fn a_store_that_hangs_writes_nothing_for_a_disk_that_is_gone() {
+    let hung = Hung::new();
+    // What was kicked is sent by then, or never.
+    sleep(Duration::from_millis(100));
+    hung.daemon.ok("disk del disk");
+    hung.reuse();
+    hung.go_on(|| {
+        let add = format!("disk add again --image {IMAGE} --transport tcp");
+        until("the image is free", || hung.daemon.cli(&add).status == 0);
+    });
+    hung.daemon.stop();
+
+    let mut hung = Hung::new();
+    sleep(Duration::from_millis(100));
+    hung.daemon.signal("TERM");
+    assert!(hung.daemon.wait().success());
+    hung.reuse();
+    hung.go_on(|| {
+        // It remembers the disk.
+        let daemon = hung.hosts.daemon();
+        let shown = || daemon.json("disk show disk --json");
+        until("the store is back", || shown()["store"]["connected"] == true);
+        daemon.stop();
+    });
 }
 
 /// The cable is pulled for a moment, and for longer than anybody waits for an answer; with
