@@ -18,7 +18,7 @@ use crate::address;
 use crate::cut::{Cursor, Limits, Part};
 use crate::error::Error;
 use crate::fabric::{Domain, Info};
-use crate::ffi::{self, CompletionsId, Context, EndpointId, Handle};
+use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
 use crate::listener::Events;
 use crate::memory::{Kept, Local, Remote};
 use crate::work::{Ended, Operation, Work};
@@ -92,6 +92,8 @@ pub struct Endpoint<T> {
     told: VecDeque<u32>,
     /// Polls since something was found.
     idle: u32,
+    /// Room for completions.
+    batch: Box<[Completion; BATCH]>,
     limits: Limits,
     part: Part,
     kept: Arc<Kept>,
@@ -144,6 +146,7 @@ impl<T> Endpoint<T> {
             ended: VecDeque::new(),
             told: VecDeque::new(),
             idle: 0,
+            batch: Box::new([Completion::NONE; BATCH]),
             limits: Limits {
                 local: traits.pieces,
                 remote: traits.remote_pieces,

@@ -413,6 +413,13 @@ impl Fabric {
         self.0.traits.numbers
     }
 
+    /// Whether a message, or a [number](Endpoint::told), for which there is no receive waits at no cost:
+    /// `tcp` leaves it in the socket. Elsewhere it is sent again and again, or ends the connection.
+    #[must_use]
+    pub fn holds_back(&self) -> bool {
+        self.0.kind == Kind::Tcp && !self.0.traits.numbers_use_receives
+    }
+
     /// The address it is at.
     #[must_use]
     pub fn local(&self) -> IpAddr {

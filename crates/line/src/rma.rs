@@ -2,7 +2,8 @@
 //! memory and the guest's by remote access.
 //!
 //! Frames that are said in one pass go in one message. Each side may have so many requests under way that
-//! the other always has a receive for what it says.
+//! the other always has a receive for what it says; but where messages may wait for one, there are only a
+//! few, which stay in the processor's caches.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,6 +25,8 @@ const SLOT: u32 = 16 << 10;
 pub const INLINE: u64 = 8 << 10;
 /// Messages beside requests and their replies: pings.
 const SPARE: u32 = 8;
+/// Receives, at most, where [messages wait](Fabric::holds_back): measured in docs/performance.md.
+const RECEIVES: u32 = 8;
 
 /// What an operation is for.
 #[derive(Debug)]
@@ -70,7 +73,8 @@ impl Rma {
         lifeline: Option<TcpStream>,
     ) -> io::Result<Rma> {
         let each = u32::from(requests) + SPARE;
-        let size = u64::from(2 * each * SLOT);
+        let receives = if fabric.holds_back() { each.min(RECEIVES) } else { each };
+        let size = u64::from(each + receives) * u64::from(SLOT);
         let (_, memory) = crate::memory("hayate-messages", size)?;
         let messages = fabric.register(&memory, Rights::Local).map_err(io::Error::other)?;
         let Fresh(endpoint) = endpoint(depth(requests)).map_err(io::Error::other)?;
@@ -87,7 +91,7 @@ impl Rma {
             heard: true,
             _lifeline: lifeline,
         };
-        for room in each..2 * each {
+        for room in each..each + receives {
             rma.receive(room).map_err(io::Error::other)?;
         }
         Ok(rma)

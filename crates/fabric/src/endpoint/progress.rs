@@ -16,9 +16,10 @@ impl<T> Endpoint<T> {
     pub(super) fn complete(&mut self) -> bool {
         let mut any = false;
         for _ in 0..BATCHES {
-            let mut batch = [Completion::NONE; BATCH];
+            let batch = &mut self.batch;
             // SAFETY: as many are stored as there is room for.
-            let got = unsafe { ffi::shim_read(self.completions.get(), batch.as_mut_ptr(), BATCH) };
+            let got =
+                unsafe { ffi::shim_read(self.completions.get(), batch.as_mut_ptr(), batch.len()) };
             if got == -ffi::EAVAIL {
                 if !self.fail() {
                     return any;
@@ -30,9 +31,10 @@ impl<T> Endpoint<T> {
                 self.end(Error::of("fi_cq_read", got));
                 return any;
             }
-            for completion in batch.iter().take(got as usize) {
+            for place in 0..got as usize {
+                let Some(completion) = self.batch.get(place).copied() else { break };
                 any = true;
-                self.succeed(completion);
+                self.succeed(&completion);
             }
             if (got as usize) < BATCH {
                 return any;
@@ -59,13 +61,12 @@ impl<T> Endpoint<T> {
             // Anything else that uses up a receive was not agreed on.
             let received = completion.flags & ffi::FLAG_RECV != 0;
             let message = received && (1..=work.local.len()).contains(&count);
-            let wrong = Error::of("receive", ffi::EIO);
             work.result = if told {
                 Ok(0)
             } else if message {
                 Ok(count)
             } else {
-                Err(wrong)
+                Err(Error::of("receive", ffi::EIO))
             };
         }
         self.settle(number);

@@ -312,6 +312,68 @@ fn messages_arrive_in_order() {
 }
 
 /// What becomes of one operation on memory that was registered with `rights`, told with `change`.
+#[test]
+fn messages_wait_for_receives() {
+    if missing() {
+        return;
+    }
+    let mut pair = pair(Depth::default());
+    if !pair.ours.holds_back() {
+        eprintln!("not tested: with this provider they do not");
+        return;
+    }
+    let (here, there) = (memory(1 << 20), memory(1 << 20));
+    let (from, to) = (
+        pair.theirs.register(&there, Rights::Local).unwrap(),
+        pair.ours.register(&here, Rights::Local).unwrap(),
+    );
+    let open = memory(4096);
+    let registered = pair.ours.register(&open, Rights::RemoteWrite).unwrap();
+    let all = segments(&open, &[(0, 4096)]);
+    // Small ones and large ones, and numbers between them.
+    let length = |n: u64| if n.is_multiple_of(2) { 100 } else { 12_000 };
+    let mut numbers = 0;
+    for n in 0..60 {
+        let message = from.at(n * 12_288, length(n)).unwrap();
+        message.segments().copy_from(&pattern(n, length(n) as usize));
+        pair.client.send(message, n).unwrap();
+        if n.is_multiple_of(7) && pair.theirs.delivers() {
+            let local = from.at(0, 4096).unwrap();
+            let remote = registered.remote(&all).unwrap();
+            pair.client.deliver(local, remote, n as u32, n).unwrap();
+            numbers += 1;
+        }
+    }
+    // There are never more than three, and none at first.
+    for _ in 0..1000 {
+        pair.server.poll();
+        pair.client.poll();
+    }
+    assert_eq!(pair.server.ended().map(|one| one.result), None);
+    let room = |n: u64| to.at(n % 3 * 12_288, 12_288).unwrap();
+    for n in 0..3 {
+        pair.server.receive(room(n), n).unwrap();
+    }
+    let (mut told, since) = (0, Instant::now());
+    let mut expected = 0;
+    while expected < 60 {
+        for one in pair.server_ends(1) {
+            let n = expected;
+            assert_eq!((one.owner, one.result), (n, Ok(u64::from(length(n)))));
+            assert!(bytes(one.local.segments()).starts_with(&pattern(n, length(n) as usize)));
+            pair.server.receive(room(n), n + 3).unwrap();
+            expected += 1;
+        }
+    }
+    while told < numbers {
+        told += std::iter::from_fn(|| pair.server.told()).count();
+        pair.server.poll();
+        pair.client.poll();
+        assert!(since.elapsed() < PATIENCE, "{told} of {numbers}");
+    }
+    assert_eq!(told, numbers);
+}
+
 fn attempt(rights: Rights, write: bool, change: impl FnOnce(Remote) -> Remote) -> Ended<u64> {
     let mut pair = pair(Depth::default());
     let (here, there) = (memory(1 << 20), memory(1 << 20));
