@@ -26,8 +26,9 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use crate::region::{BASE_PAGE, MapError};
 
-/// Most reservations at a time. A session has one, and two for a moment when its table changes.
-const SLOTS: usize = 4096;
+/// Most reservations at a time. A session has one, and two for a moment when its table changes; an image
+/// in memory has one.
+const SLOTS: usize = 8192;
 
 /// One reservation, or none when `end` is 0.
 struct Slot {
@@ -164,11 +165,9 @@ fn recover(addr: usize) -> bool {
     for slot in TABLE.iter().take(used) {
         let Some((start, end)) = slot.range() else { continue };
         if (start..end).contains(&addr) {
-            if !put_zero_pages(addr, start, end) {
-                return false;
-            }
-            slot.faulted.store(true, Ordering::Relaxed);
-            return true;
+            // Before: whoever meets the zeroes finds the mark.
+            slot.faulted.store(true, Ordering::SeqCst);
+            return put_zero_pages(addr, start, end);
         }
     }
     false

@@ -183,6 +183,21 @@ impl Segments {
         Segments { memory: Arc::clone(&self.memory), pieces, len }
     }
 
+    /// Copies from a file that is mapped, or to it: as many bytes as the shorter of the two has. Returns that
+    /// number.
+    pub fn exchange(&self, access: Access, mut mapped: GuestSlice<'_>) -> u64 {
+        let mut moved = 0;
+        for slice in self.slices() {
+            let some = match access {
+                Access::Read => mapped.copy_to_guest(slice),
+                Access::Write => slice.copy_to_guest(mapped),
+            };
+            mapped = mapped.skip(some);
+            moved += some as u64;
+        }
+        moved
+    }
+
     /// Reads from or writes to a file at `offset`, in bytes, in one system call: preadv2(2),
     /// pwritev2(2). With `nowait` nothing is waited for (`RWF_NOWAIT`). The kernel accesses guest
     /// memory itself. Returns how many bytes were moved.

@@ -13,6 +13,7 @@ use sys::prefetch;
 
 use crate::copy::{self, word};
 use crate::memory::GuestMemory;
+use crate::region::BASE_PAGE;
 
 /// A piece of guest memory that was checked against the table, at most 4 GiB - 1 long.
 ///
@@ -216,6 +217,26 @@ impl<'m> GuestSlice<'m> {
         // SAFETY: as in copy_to; the copy makes no assumption about overlap.
         unsafe { copy::copy(dst.ptr.as_ptr(), self.ptr.as_ptr(), len) };
         len
+    }
+}
+
+impl GuestSlice<'_> {
+    /// Whether every page of it is in memory, as far as the kernel says (mincore(2)): it does not for files that
+    /// this process may neither write nor owns.
+    #[must_use]
+    pub fn is_resident(&self) -> bool {
+        const PAGE: usize = BASE_PAGE as usize;
+        let start = self.ptr.addr().get() & !(PAGE - 1);
+        let end = (self.ptr.addr().get() + self.len()).next_multiple_of(PAGE);
+        let mut told = [0u8; 256];
+        (start..end).step_by(PAGE * told.len()).all(|at| {
+            let pages = told.len().min((end - at) / PAGE);
+            let first = self.ptr.as_ptr().with_addr(at).cast();
+            // SAFETY: mincore(2) looks at no memory, and writes a byte for each page, of which there is room for
+            // as many.
+            let done = unsafe { libc::mincore(first, pages * PAGE, told.as_mut_ptr()) } == 0;
+            done && told.iter().take(pages).all(|page| page & 1 != 0)
+        })
     }
 }
 

@@ -117,7 +117,7 @@ impl Connection {
             let next = match &mut self.line {
                 Line::Wire(line) => {
                     if line.expects() {
-                        return Ok(match line.arrived()? {
+                        return Ok(match line.arrived(judge.straight)? {
                             None => Popped::Nothing,
                             Some((frame, stored)) => self.popped(frame, stored, judge),
                         });
@@ -153,9 +153,9 @@ impl Connection {
             let may = self.server.begins(&request).map_err(excess)?;
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
+            let straight = judge.straight.map(|straight| straight.file);
             let straight =
-                judge.straight.filter(|file| may.is_ok() && self.line.passes(file, &request));
-            let straight = straight.cloned();
+                straight.filter(|file| may.is_ok() && self.line.passes(file, &request)).cloned();
             // A write may have to take the other way after all.
             let bytes = if straight.is_some() && !write { 0 } else { bytes };
             let Some((loan, data)) = self.pool.take(bytes) else {

@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::mapped::Mapped;
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fstatfs, statx};
 
 /// How a file is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// It is in memory and nothing is ever waited for: at once, by the worker. A ring would give
-    /// it to a kernel thread.
+    /// It is in memory and nothing is ever waited for: at once, by the worker, where it is
+    /// [mapped](Mapped) without the kernel. A ring would give it to a kernel thread.
     Inline,
     /// By the ring, through the page cache. What is cached is read at once.
     Cached,
@@ -84,9 +86,17 @@ fn depth(file: &File) -> Option<usize> {
 /// The files of a disk and their manners: of an image with backing files there are several.
 #[derive(Debug, Default)]
 pub(crate) struct Manners {
-    files: Vec<(Arc<File>, Manner)>,
+    files: Vec<Known>,
     /// The least of what is said of their devices.
     depth: Option<usize>,
+}
+
+#[derive(Debug)]
+struct Known {
+    file: Arc<File>,
+    manner: Manner,
+    /// If it is in memory.
+    mapped: Option<Mapped>,
 }
 
 impl Manners {
@@ -97,8 +107,8 @@ impl Manners {
 
     /// The manner of a file, found out once.
     pub(crate) fn of(&mut self, file: &Arc<File>) -> Manner {
-        if let Some((_, manner)) = self.files.iter().find(|(known, _)| Arc::ptr_eq(known, file)) {
-            return *manner;
+        if let Some(known) = self.files.iter().find(|known| Arc::ptr_eq(&known.file, file)) {
+            return known.manner;
         }
         // What cannot be examined can be read through the cache, or says then why not.
         let manner = Manner::of(file).unwrap_or(Manner::Cached);
@@ -107,8 +117,26 @@ impl Manners {
         {
             self.depth = Some(self.depth.map_or(depth, |least| least.min(depth)));
         }
-        self.files.push((Arc::clone(file), manner));
+        let mapped = if manner == Manner::Inline { Mapped::of(file) } else { None };
+        self.files.push(Known { file: Arc::clone(file), manner, mapped });
         manner
+    }
+
+    /// A file that is mapped.
+    pub(crate) fn mapped(&self, file: &Arc<File>) -> Option<&Mapped> {
+        let known = self.files.iter().find(|known| Arc::ptr_eq(&known.file, file));
+        known.and_then(|known| known.mapped.as_ref())
+    }
+
+    /// Something was cleared: `None`, it is not known where.
+    pub(crate) fn cleared(&self, file: Option<&Arc<File>>, bytes: Range<u64>) {
+        for known in &self.files {
+            if file.is_none_or(|file| Arc::ptr_eq(&known.file, file))
+                && let Some(mapped) = &known.mapped
+            {
+                mapped.forget(bytes.clone());
+            }
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod file;
 pub(crate) mod image;
 pub(crate) mod link;
 pub(crate) mod live;
+mod mapped;
 mod pool;
 pub(crate) mod queue;
 pub(crate) mod reach;

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::Disk;
 use super::connection::Connection;
+use super::mapped::Mapped;
 use super::request::{Job, Request};
 use super::ring::Ring;
 
@@ -61,8 +62,15 @@ pub(super) struct Judge<'d> {
     pub(super) rules: &'d Rules,
     pub(super) queue: usize,
     pub(super) now: u64,
-    /// The image is this file in memory, of which much is sent without a copy.
-    pub(super) straight: Option<&'d Arc<File>>,
+    /// The image is this file in memory.
+    pub(super) straight: Option<Straight<'d>>,
+}
+
+/// A file in memory, of which much is sent without a copy.
+#[derive(Clone, Copy)]
+pub(super) struct Straight<'d> {
+    pub(super) file: &'d Arc<File>,
+    pub(super) mapped: Option<&'d Mapped>,
 }
 
 impl LiveQueue {

@@ -5,12 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Arc;
 
 use fabric::{Registration, Remote};
-use guestmem::Segments;
+use guestmem::{Access, Segments};
 use line::{Conduit, Held, LARGE, Rma, Wire, WireError};
 use remote::{Buffer, Operation};
 
+use crate::disk::mapped::Mapped;
+use crate::disk::queue::Straight;
 use crate::disk::request::Frame;
 
 /// What requests come by.
@@ -101,7 +104,10 @@ impl Streamed {
     ///
     /// Nothing of a write is in the file before all of it has come, nor if the client has given the connection up by then: memory
     /// that a client on this machine lent may hold something else after that.
-    pub(super) fn arrived(&mut self) -> Result<Option<(Box<Frame>, u64)>, WireError> {
+    pub(super) fn arrived(
+        &mut self,
+        image: Option<Straight<'_>>,
+    ) -> Result<Option<(Box<Frame>, u64)>, WireError> {
         let Some(Arriving { frame, missing, held }) = &mut self.arriving else { return Ok(None) };
         let mut stored = 0;
         if let Some(conduit) = self.conduit.as_mut().filter(|_| *held) {
@@ -110,12 +116,10 @@ impl Streamed {
                 Held::Missing => return Ok(None),
                 Held::All => {
                     self.wire.check()?;
-                    // What the file does not take is for the others who write to it to find out why.
-                    while conduit.held() > 0
-                        && let Some(file) = &frame.straight
-                        && let Ok(some) = conduit.store(file, offset + stored)
-                    {
-                        stored += some as u64;
+                    if let Some(file) = &frame.straight {
+                        // It may be another image by now.
+                        let image = image.filter(|image| Arc::ptr_eq(image.file, file));
+                        stored = store(conduit, file, image.and_then(|image| image.mapped), offset);
                     }
                     missing.advance(stored);
                 }
@@ -133,6 +137,24 @@ impl Streamed {
         }
         Ok(self.arriving.take().map(|arriving| (arriving.frame, stored)))
     }
+}
+
+/// Writes what a conduit holds to a file; how much of it that took. What it does not take is for the others who write
+/// to it to find out why.
+fn store(conduit: &mut Conduit, file: &File, mapped: Option<&Mapped>, offset: u64) -> u64 {
+    let length = conduit.held();
+    if let Some(mut to) = mapped.and_then(|mapped| mapped.segments(offset, length)) {
+        // What cannot be had of the mapping is still held.
+        let _ = conduit.take(&mut to);
+    }
+    while conduit.held() > 0
+        && let Ok(_) = conduit.store(file, offset + length - conduit.held())
+    {}
+    let stored = length - conduit.held();
+    if let Some(mapped) = mapped {
+        mapped.learn(Access::Write, offset, stored);
+    }
+    stored
 }
 
 impl Moved {

@@ -12,7 +12,7 @@ use sys::EventFd;
 use super::{LiveDisk, Tools};
 use crate::disk::file::Manner;
 use crate::disk::image::DiskImage;
-use crate::disk::queue::{Fault, Judge, LiveQueue, Popped};
+use crate::disk::queue::{Fault, Judge, LiveQueue, Popped, Straight};
 use crate::disk::request::{Job, Request};
 
 /// Most requests taken from a queue in one pass, and most bytes moved at once there.
@@ -51,9 +51,8 @@ impl LiveDisk {
         while taken < BURST && left > 0 && self.is_open() && queue.ready() {
             let Self { disk, rules, image, manners, limiter, .. } = self;
             let straight = match image {
-                DiskImage::File(file) if limiter.is_none() => {
-                    Some(&*file).filter(|file| manners.of(file) == Manner::Inline)
-                }
+                DiskImage::File(file) if limiter.is_none() => (manners.of(file) == Manner::Inline)
+                    .then(|| Straight { file, mapped: manners.mapped(file) }),
                 _ => None,
             };
             let now = tools.now;

@@ -11,6 +11,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use disk::SECTOR;
+use disk::request::Range;
 use guestmem::{Access, Transfer};
 use sys::uring::Operation;
 
@@ -133,8 +135,19 @@ impl LiveDisk {
         };
         if at_once {
             let nowait = manner != Manner::Inline;
+            let mapped = self.manners.mapped(&file);
+            match mapped.and_then(|mapped| mapped.transfer(*access, at, &job.segments)) {
+                Some(Ok(moved)) => return advanced(job, moved),
+                Some(Err(error)) => return Step::Failed(job.request, error),
+                None => {}
+            }
             match job.segments.transfer(*access, file.as_fd(), at, nowait) {
-                Ok(moved) => return advanced(job, moved),
+                Ok(moved) => {
+                    if let Some(mapped) = mapped {
+                        mapped.learn(*access, at, moved);
+                    }
+                    return advanced(job, moved);
+                }
                 // It would have to be waited for, or cannot be asked like this.
                 Err(_) if nowait => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -238,10 +251,19 @@ impl LiveDisk {
     /// Another thread has done a step.
     pub(crate) fn slow_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
         self.slow.1 -= 1;
-        if matches!(job.request.work, Work::Clear { .. })
-            && matches!(self.image, DiskImage::Image(_))
-        {
-            self.clearings.1 -= 1;
+        if let Work::Clear { ranges, .. } = &job.request.work {
+            match (&self.image, ranges.front()) {
+                (DiskImage::File(file), Some(Range { sector, sectors, .. })) => {
+                    let start = sector * SECTOR;
+                    let bytes = start..start + u64::from(*sectors) * SECTOR;
+                    self.manners.cleared(Some(file), bytes);
+                }
+                (DiskImage::Image(_), _) => {
+                    self.manners.cleared(None, 0..u64::MAX);
+                    self.clearings.1 -= 1;
+                }
+                _ => {}
+            }
         }
         if let Some(waiting) = self.slow.0.pop_front() {
             self.slow(waiting, tools);
