@@ -221,22 +221,32 @@ impl<'m> GuestSlice<'m> {
 }
 
 impl GuestSlice<'_> {
-    /// Whether every page of it is in memory, as far as the kernel says (mincore(2)): it does not for files that
-    /// this process may neither write nor owns.
+    /// Which of its first 64 pages of 4 KiB are in memory, a bit for each, as far as the kernel says (mincore(2)): it
+    /// does not for files that this process may neither write nor owns.
     #[must_use]
-    pub fn is_resident(&self) -> bool {
+    pub fn resident(&self) -> u64 {
         const PAGE: usize = BASE_PAGE as usize;
         let start = self.ptr.addr().get() & !(PAGE - 1);
-        let end = (self.ptr.addr().get() + self.len()).next_multiple_of(PAGE);
-        let mut told = [0u8; 256];
-        (start..end).step_by(PAGE * told.len()).all(|at| {
-            let pages = told.len().min((end - at) / PAGE);
-            let first = self.ptr.as_ptr().with_addr(at).cast();
-            // SAFETY: mincore(2) looks at no memory, and writes a byte for each page, of which there is room for
-            // as many.
-            let done = unsafe { libc::mincore(first, pages * PAGE, told.as_mut_ptr()) } == 0;
-            done && told.iter().take(pages).all(|page| page & 1 != 0)
-        })
+        let end = self.ptr.addr().get() + self.len();
+        let mut told = [0u8; 64];
+        let pages = (end - start).div_ceil(PAGE).min(told.len());
+        let first = self.ptr.as_ptr().map_addr(|_| start).cast();
+        // SAFETY: mincore(2) looks at no memory, and writes a byte for each page, of which there is room for as many.
+        if unsafe { libc::mincore(first, pages * PAGE, told.as_mut_ptr()) } != 0 {
+            return 0;
+        }
+        told.iter().rev().fold(0, |bits, page| bits << 1 | u64::from(page & 1))
+    }
+
+    /// Has all of its pages entered into the page table of this process at once, where the first access to each would
+    /// be a fault (`MADV_POPULATE_READ` of madvise(2)). Pages that are not there are made.
+    pub fn enter(&self) {
+        const PAGE: usize = BASE_PAGE as usize;
+        let start = self.ptr.addr().get() & !(PAGE - 1);
+        let len = self.ptr.addr().get() + self.len() - start;
+        let first = self.ptr.as_ptr().map_addr(|_| start).cast();
+        // SAFETY: what is in the pages stays. A kernel that refuses changes nothing.
+        unsafe { libc::madvise(first, len, libc::MADV_POPULATE_READ) };
     }
 }
 

@@ -123,7 +123,7 @@ proptest! {
 
 #[test]
 fn holes_are_read_without_filling_them_and_what_is_there_without_the_kernel() {
-    let (file, guest) = (file(1 << 20), guest());
+    let (file, guest) = (file((1 << 20) + 8192), guest());
     let mapped = Mapped::of(&file).unwrap();
     let to = segments(&guest, 64 << 10);
     for _ in 0..3 {
@@ -135,14 +135,19 @@ fn holes_are_read_without_filling_them_and_what_is_there_without_the_kernel() {
     assert!(transfer(&mapped, &file, Access::Read, 4096, &to));
     assert!(!transfer(&mapped, &file, Access::Read, 0, &to));
     assert_eq!(file.metadata().unwrap().blocks(), (64 << 10) / 512);
-    // Whoever wrote it: it is found out once.
-    file.write_all_at(&[7; 64 << 10], 512 << 10).unwrap();
+    // What was there before it is found out at the first look at its neighbourhood.
+    file.write_all_at(&[7; 64 << 10], 640 << 10).unwrap();
+    file.write_all_at(&[7; 8192], 1 << 20).unwrap();
     assert!(!transfer(&mapped, &file, Access::Read, 512 << 10, &to));
-    assert!(transfer(&mapped, &file, Access::Read, 512 << 10, &to));
-    mapped.forget(600 << 10..u64::MAX);
-    assert!(transfer(&mapped, &file, Access::Read, 512 << 10, &to));
-    mapped.forget(570 << 10..571 << 10);
-    assert!(!transfer(&mapped, &file, Access::Read, 512 << 10, &to));
+    assert!(transfer(&mapped, &file, Access::Read, 640 << 10, &to));
+    let end = segments(&guest, 4096);
+    assert!(!transfer(&mapped, &file, Access::Read, 1 << 20, &end));
+    assert!(transfer(&mapped, &file, Access::Read, (1 << 20) + 4096, &end));
+    mapped.forget(704 << 10..u64::MAX);
+    assert!(transfer(&mapped, &file, Access::Read, 640 << 10, &to));
+    mapped.forget(700 << 10..701 << 10);
+    assert!(!transfer(&mapped, &file, Access::Read, 640 << 10, &to));
+    assert_eq!(file.metadata().unwrap().blocks(), (136 << 10) / 512);
 }
 
 #[test]
