@@ -2,8 +2,8 @@
 //!
 //! A front end can shorten the file behind a guest's memory at any time; huge pages and memory
 //! limits can run out; a memory module can fail. The access that finds out gets SIGBUS (or SIGSEGV,
-//! in a hole of a reservation). The handler here maps zero pages over the page in question, marks
-//! the reservation and returns, and the access is repeated and succeeds. Copies therefore cost
+//! in a hole of a reservation). The handler here marks the reservation, maps zero pages over the
+//! page in question and returns, and the access is repeated and succeeds. Copies therefore cost
 //! nothing for being safe: no recovery table, no check per copy, and the one copy routine serves
 //! all.
 //!

@@ -5,8 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::mapped::Mapped;
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fstatfs, statx};
+
+use super::mapped::Mapped;
 
 /// How a file is read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

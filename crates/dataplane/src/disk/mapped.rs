@@ -12,7 +12,7 @@
 //! here and nowhere else ([`guestmem::install_fault_handler`]). The mapping is not used any more then, and the
 //! request is made by a system call, which says what is wrong.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -22,16 +22,16 @@ use guestmem::{Access, GuestMemory, GuestSlice, RegionFile, RegionSpec, Segments
 use rustix::fs::{OFlags, fcntl_getfl};
 
 const PAGE: u64 = 4096;
-/// Pages of a word.
+/// Pages whose bits are a word.
 const PAGES: u64 = u64::BITS as u64;
 
-/// What is known of some pages.
-#[derive(Clone, Debug, Default)]
-struct Word {
+/// What is known of pages. Of a large sparse image it takes memory for what was looked at only.
+#[derive(Debug)]
+struct Known {
     /// A bit for each that is there.
-    there: Cell<u64>,
-    /// The kernel was asked.
-    asked: Cell<bool>,
+    there: Vec<u64>,
+    /// A bit for each word of these about which the kernel was asked.
+    asked: Vec<u64>,
 }
 
 /// A file, from its beginning to the last whole page that it had when it was mapped. It belongs to one worker: no
@@ -39,8 +39,9 @@ struct Word {
 #[derive(Debug)]
 pub(crate) struct Mapped {
     memory: Arc<GuestMemory>,
-    /// Of so many pages each.
-    words: Vec<Word>,
+    /// In bytes.
+    size: u64,
+    known: RefCell<Known>,
 }
 
 impl Mapped {
@@ -52,9 +53,10 @@ impl Mapped {
         let size = file.metadata().ok()?.len() / PAGE * PAGE;
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
         let file = RegionFile::from(rustix::io::dup(file).ok()?);
-        let memory = GuestMemory::map(&[(spec, file)]).ok()?;
-        let words = vec![Word::default(); (size / PAGE).div_ceil(PAGES) as usize];
-        Some(Mapped { memory: Arc::new(memory), words })
+        let memory = Arc::new(GuestMemory::map(&[(spec, file)]).ok()?);
+        let words = (size / PAGE).div_ceil(PAGES);
+        let (there, asked) = (vec![0; words as usize], vec![0; words.div_ceil(PAGES) as usize]);
+        Some(Mapped { memory, size, known: RefCell::new(Known { there, asked }) })
     }
 
     /// Moves all bytes of a request; `None`: that is for a system call.
@@ -82,35 +84,37 @@ impl Mapped {
     /// Where these bytes are, if all of their pages are there.
     fn slice(&self, offset: u64, len: u64) -> Option<GuestSlice<'_>> {
         let slice = self.memory.slice(offset, u32::try_from(len).ok()?)?;
-        let is_there = |word: &Word, bits| word.there.get() & bits == bits;
-        let there = pages(offset, len)
-            .all(|(at, bits)| self.words.get(at).is_some_and(|word| is_there(word, bits)));
-        (there && !self.memory.faulted()).then_some(slice)
+        let there = &self.known.borrow().there;
+        let all = pages(offset, len)
+            .all(|(at, bits)| there.get(at).is_some_and(|word| word & bits == bits));
+        (all && !self.memory.faulted()).then_some(slice)
     }
 
     /// A system call has moved these bytes.
     pub(crate) fn learn(&self, access: Access, offset: u64, len: u64) {
+        let Known { there, asked } = &mut *self.known.borrow_mut();
         for (at, bits) in pages(offset, len) {
-            let Some(word) = self.words.get(at) else { return };
-            let mut there = word.there.get();
+            let (Some(there), Some(asked)) = (there.get_mut(at), asked.get_mut(at / 64)) else {
+                return;
+            };
             if access == Access::Write {
-                there |= bits;
+                *there |= bits;
             }
-            if !word.asked.replace(true) {
-                there |= self.ask(at as u64);
+            let bit = 1 << (at % 64);
+            if *asked & bit == 0 {
+                *asked |= bit;
+                *there |= self.ask(at as u64);
             }
-            word.there.set(there);
         }
     }
 
     /// Which pages of a word are there.
     fn ask(&self, at: u64) -> u64 {
         let start = at * PAGES * PAGE;
-        let end = self.memory.regions().map(|region| region.size).sum::<u64>();
-        let len = end.saturating_sub(start).min(PAGES * PAGE);
+        let len = self.size.saturating_sub(start).min(PAGES * PAGE);
         let Some(slice) = self.memory.slice(start, len as u32) else { return 0 };
         let there = slice.resident();
-        if there.count_ones() as u64 == len / PAGE {
+        if u64::from(there.count_ones()) == len / PAGE {
             slice.enter();
         }
         there
@@ -118,18 +122,19 @@ impl Mapped {
 
     /// Pages of these bytes may be gone.
     pub(crate) fn forget(&self, bytes: Range<u64>) {
-        let end = bytes.end.min(self.words.len() as u64 * PAGES * PAGE);
-        for (at, bits) in pages(bytes.start, end.saturating_sub(bytes.start)) {
-            if let Some(word) = self.words.get(at) {
-                word.there.set(word.there.get() & !bits);
+        let there = &mut self.known.borrow_mut().there;
+        for (at, bits) in pages(bytes.start, bytes.end.min(self.size).saturating_sub(bytes.start)) {
+            if let Some(word) = there.get_mut(at) {
+                *word &= !bits;
             }
         }
     }
 }
 
-/// The pages of some bytes, at least one: words, and bits in each.
+/// The pages of some bytes: words, and bits in each.
 fn pages(offset: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
-    let (first, end) = (offset / PAGE, (offset + len).div_ceil(PAGE));
+    let first = offset / PAGE;
+    let end = if len == 0 { first } else { (offset + len).div_ceil(PAGE) };
     (first / PAGES..end.div_ceil(PAGES)).map(move |word| {
         let from = first.max(word * PAGES) % PAGES;
         let to = end.min((word + 1) * PAGES) - word * PAGES;

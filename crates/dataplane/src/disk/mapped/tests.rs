@@ -112,12 +112,13 @@ proptest! {
     }
 
     #[test]
-    fn pages_are_counted_right(offset in 0u64..1 << 21, len in 1u64..1 << 20) {
+    fn pages_are_counted_right(offset in 0u64..1 << 21, len in prop_oneof![Just(0), 1u64..1 << 20]) {
         let mut all = Vec::new();
         for (word, bits) in pages(offset, len) {
             all.extend((0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| word as u64 * 64 + bit));
         }
-        prop_assert!(all.into_iter().eq(offset / PAGE..=(offset + len - 1) / PAGE));
+        let end = if len == 0 { offset / PAGE } else { (offset + len - 1) / PAGE + 1 };
+        prop_assert!(all.into_iter().eq(offset / PAGE..end));
     }
 }
 
@@ -148,6 +149,16 @@ fn holes_are_read_without_filling_them_and_what_is_there_without_the_kernel() {
     mapped.forget(700 << 10..701 << 10);
     assert!(!transfer(&mapped, &file, Access::Read, 640 << 10, &to));
     assert_eq!(file.metadata().unwrap().blocks(), (136 << 10) / 512);
+}
+
+#[test]
+fn what_nothing_was_moved_of_is_not_there() {
+    let (file, guest) = (file(1 << 20), guest());
+    let mapped = Mapped::of(&file).unwrap();
+    mapped.learn(Access::Write, 512, 0);
+    let to = segments(&guest, 4096);
+    assert!(mapped.transfer(Access::Read, 0, &to).is_none());
+    assert_eq!(file.metadata().unwrap().blocks(), 0);
 }
 
 #[test]
