@@ -420,6 +420,12 @@ impl Fabric {
         self.0.kind == Kind::Tcp && !self.0.traits.numbers_use_receives
     }
 
+    /// Whether registered memory is kept in physical memory. `tcp` only notes that it is registered.
+    #[must_use]
+    pub fn pins(&self) -> bool {
+        self.0.kind == Kind::Verbs
+    }
+
     /// The address it is at.
     #[must_use]
     pub fn local(&self) -> IpAddr {

@@ -15,6 +15,9 @@ use sys::uring::{IoVec, Job};
 use crate::memory::GuestMemory;
 use crate::slice::GuestSlice;
 
+/// Pieces as large go from and to a file past the caches.
+const PAST: usize = 64 << 10;
+
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -184,12 +187,14 @@ impl Segments {
     }
 
     /// Copies from a file that is mapped, or to it: as many bytes as the shorter of the two has. Returns that
-    /// number.
+    /// number. Large pieces go past the caches: whoever moves as much looks at other things first.
     pub fn exchange(&self, access: Access, mut mapped: GuestSlice<'_>) -> u64 {
         let mut moved = 0;
         for slice in self.slices() {
             let some = match access {
+                Access::Read if slice.len() >= PAST => mapped.copy_in(slice),
                 Access::Read => mapped.copy_to_guest(slice),
+                Access::Write if slice.len() >= PAST => slice.copy_out(mapped),
                 Access::Write => slice.copy_to_guest(mapped),
             };
             mapped = mapped.skip(some);

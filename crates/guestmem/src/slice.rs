@@ -221,6 +221,22 @@ impl<'m> GuestSlice<'m> {
 }
 
 impl GuestSlice<'_> {
+    /// [`Self::copy_to_guest`] to what nobody looks at soon.
+    pub(crate) fn copy_out(&self, dst: GuestSlice<'_>) -> usize {
+        let len = self.len().min(dst.len());
+        // SAFETY: as in copy_to_guest.
+        unsafe { copy::copy_out(dst.ptr.as_ptr(), self.ptr.as_ptr(), len) };
+        len
+    }
+
+    /// [`Self::copy_to_guest`] of what nobody looks at soon.
+    pub(crate) fn copy_in(&self, dst: GuestSlice<'_>) -> usize {
+        let len = self.len().min(dst.len());
+        // SAFETY: as in copy_to_guest.
+        unsafe { copy::copy_in(dst.ptr.as_ptr(), self.ptr.as_ptr(), len) };
+        len
+    }
+
     /// Which of its first 64 pages of 4 KiB are in memory, a bit for each, as far as the kernel says (mincore(2)): it
     /// does not for files that this process may neither write nor owns.
     #[must_use]

@@ -153,15 +153,21 @@ impl Connection {
             let may = self.server.begins(&request).map_err(excess)?;
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
-            let straight = judge.straight.map(|straight| straight.file);
+            let image = judge.straight.filter(|_| may.is_ok());
+            let lent = match &mut self.line {
+                Line::Wire(_) => None,
+                Line::Rma(line) => line.lent(image, &request),
+            };
+            let straight = image.map(|image| image.file);
             let straight =
-                straight.filter(|file| may.is_ok() && self.line.passes(file, &request)).cloned();
+                straight.filter(|file| lent.is_some() || self.line.passes(file, &request)).cloned();
             // A write may have to take the other way after all.
             let bytes = if straight.is_some() && !write { 0 } else { bytes };
             let Some((loan, data)) = self.pool.take(bytes) else {
                 // There is memory for all that the server lets begin.
                 return Err(Fault { vanished: false, reason: "no memory".to_owned() });
             };
+            let data = lent.unwrap_or(data);
             let refused = may.err();
             let frame = Box::new(Frame { tag, request, loan, data, straight, refused });
             match &mut self.line {

@@ -53,7 +53,8 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is, if it is not read [straight](Frame::straight).
+    /// Where its data is: lent by the pool or, of a read that goes [straight](Frame::straight), nowhere or in
+    /// the image.
     pub(super) loan: Loan,
     pub(super) data: Segments,
     /// Its data goes from this file to the connection, or from there to the file, by itself.

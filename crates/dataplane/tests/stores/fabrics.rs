@@ -1,7 +1,7 @@
 //! Stores that reach their guests' memory, over libfabric's provider `tcp`. Without libfabric at build time there
 //! is nothing to test but that it is missed.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,40 @@ fn memory_may_be_in_many_pieces() {
             assert_eq!(done.data, data);
         }
     }
+}
+
+/// They are sent from the image itself, as far as it is there, and no further than it goes.
+#[test]
+fn large_reads_come_from_the_image() {
+    const MIB: u64 = 1 << 20;
+    if missing() {
+        return;
+    }
+    let (store, plane) = (Store::new(false), Plane::new());
+    add(&plane, "disk", far(store.address, 1)).unwrap();
+    let options = Options { size: 8, data: MIB as u32, ..Options::new(false) };
+    let mut guest = BlockDriver::connect(plane.socket("disk"), &options).unwrap();
+    let mut read = |at: u64| guest.run(&Request::read(at / 512, MIB as u32)).unwrap();
+    let file = &store.shelf.file;
+    let pattern: Vec<u8> = (0..MIB as u32).map(|at| (at / 512) as u8 | 1).collect();
+    file.write_all_at(&pattern, MIB).unwrap();
+    for _ in 0..3 {
+        assert!(read(MIB).data == pattern);
+        assert!(read(2 * MIB).data == vec![0; MIB as usize]);
+    }
+    assert_eq!(file.metadata().unwrap().blocks(), MIB / 512, "holes are read without filling them");
+    // What somebody else writes is there at once.
+    file.write_all_at(&[9; 512], MIB).unwrap();
+    assert_eq!(read(MIB).data[..1024], [[9; 512], [1; 512]].concat());
+    file.set_len(MIB + 4096).unwrap();
+    assert_eq!(read(MIB).status, Some(status::IOERR));
+    file.set_len(SIZE).unwrap();
+    let done = read(MIB);
+    assert_eq!(done.status, Some(status::OK));
+    assert!(
+        done.data[4096..] == vec![0; MIB as usize - 4096]
+            && done.data[512..4096] == pattern[512..4096]
+    );
 }
 
 /// The first connection is the lifeline of the other.

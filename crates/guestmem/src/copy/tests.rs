@@ -1,4 +1,4 @@
-use super::{Routine, block, copy, portable, routines};
+use super::{Routine, block, copy, copy_in, copy_out, portable, routines};
 
 /// Long enough for several rounds of the widest loop.
 const ROOM: usize = 1200;
@@ -20,14 +20,27 @@ fn check(name: &str, routine: Routine, from: usize, to: usize, len: usize) {
     assert_eq!(dst[to + len..], before[to + len..], "{name}: {len} bytes, behind the destination");
 }
 
+/// Those past the caches, too.
+fn all() -> Vec<(&'static str, Routine)> {
+    #[cfg(target_arch = "x86_64")]
+    let past = super::x86_64::routines().into_iter().filter(|one| one.usable);
+    #[cfg(target_arch = "x86_64")]
+    let past = past.flat_map(|one| [(one.name, one.outward), (one.name, one.inward)]);
+    #[cfg(not(target_arch = "x86_64"))]
+    let past = std::iter::empty();
+    routines().into_iter().chain(past).collect()
+}
+
 #[test]
 fn every_length_and_alignment() {
     for len in 0..=ROOM {
         for shift in [0, 1, 12, 31, 52, 63] {
             check("copy", copy, (len * 5) % 67, shift, len);
+            check("copy_in", copy_in, (len * 5) % 67, shift, len);
+            check("copy_out", copy_out, (len * 5) % 67, shift, len);
             check("portable", portable::copy, (len * 5) % 67, shift, len);
             if len > 128 {
-                for (name, routine) in routines() {
+                for (name, routine) in all() {
                     check(name, routine, (len * 5) % 67, shift, len);
                 }
             }
@@ -39,7 +52,9 @@ fn every_length_and_alignment() {
 fn big_ones() {
     for len in [4096, 9018, 65_535, 65_549, 1 << 20] {
         check("copy", copy, 3, 12, len);
-        for (name, routine) in routines() {
+        check("copy_in", copy_in, 3, 12, len);
+        check("copy_out", copy_out, 3, 12, len);
+        for (name, routine) in all() {
             check(name, routine, 12, 0, len);
         }
     }

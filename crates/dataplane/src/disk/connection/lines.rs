@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use fabric::{Registration, Remote};
+use fabric::{Registration, Remote, Rights};
 use guestmem::{Access, Segments};
 use line::{Conduit, Held, LARGE, Rma, Wire, WireError};
 use remote::{Buffer, Operation};
@@ -51,6 +51,8 @@ pub(super) struct Moved {
     pub(super) rma: Box<Rma>,
     /// The pool.
     memory: Registration,
+    /// An image that is mapped, from which large reads are sent.
+    image: Option<Registration>,
     /// Writes whose data is on its way, and reads, by the number of the move. Tags are the client's, who
     /// may use one twice.
     pub(super) fetching: BTreeMap<u64, Box<Frame>>,
@@ -71,11 +73,16 @@ impl Line {
         length >= LARGE
             && wire.is_plain()
             && match operation {
-                Operation::Read => file.metadata().is_ok_and(|about| end <= about.len()),
+                Operation::Read => reaches(file, end),
                 Operation::Write => length <= *most,
                 _ => false,
             }
     }
+}
+
+/// Whether a file has so many bytes.
+fn reaches(file: &File, end: u64) -> bool {
+    file.metadata().is_ok_and(|about| end <= about.len())
 }
 
 impl Streamed {
@@ -161,11 +168,18 @@ impl Moved {
     /// Nothing was said on `rma` yet; `memory`: the pool, where data is moved from and to.
     pub(super) fn new(rma: Rma, memory: Registration) -> Moved {
         let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
-        Moved { rma: Box::new(rma), memory, fetching, storing, next: 0, asked: false }
+        let rma = Box::new(rma);
+        Moved { rma, memory, image: None, fetching, storing, next: 0, asked: false }
     }
 
     /// Asks the fabric what has happened: once for all that it then has.
     pub(super) fn ask(&mut self) -> Result<(), WireError> {
+        if self.image.take_if(|image| image.memory().faulted()).is_some()
+            && !self.storing.is_empty()
+        {
+            // Zeroes may be where some of them is sent from.
+            return Err(WireError::Unexpected("an image that is shorter than it was"));
+        }
         self.rma.flush()?;
         // What came before the end is answered to nobody.
         self.rma.poll()?;
@@ -190,9 +204,34 @@ impl Moved {
         Ok(())
     }
 
+    /// Where a large read can be sent from without a copy: the image itself, where that is mapped and to register it
+    /// takes nothing. What is short is found out before.
+    pub(super) fn lent(
+        &mut self,
+        image: Option<Straight<'_>>,
+        request: &remote::Request,
+    ) -> Option<Segments> {
+        let remote::Request { operation, offset, length, .. } = *request;
+        if operation != Operation::Read || length < LARGE || self.rma.fabric().pins() {
+            return None;
+        }
+        let Straight { file, mapped } = image?;
+        let segments = mapped?.segments(offset, length)?;
+        if !reaches(file, offset + length) {
+            return None;
+        }
+        let memory = segments.memory();
+        if self.image.as_ref().is_none_or(|image| !Arc::ptr_eq(image.memory(), memory)) {
+            self.image = Some(self.rma.fabric().register(memory, Rights::Local).ok()?);
+        }
+        Some(segments)
+    }
+
     /// Brings the data of a read.
     pub(super) fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
-        let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
+        let places = [Some(&self.memory), self.image.as_ref()];
+        let local = places.into_iter().flatten().find_map(|one| one.local(frame.data.clone()));
+        let local = local.ok_or(ELSEWHERE)?;
         let (number, told) = (self.number(), frame.tag as u32);
         if self.rma.fabric().delivers() {
             self.rma.deliver(local, remotes(&frame), told, number)?;
@@ -204,7 +243,7 @@ impl Moved {
     }
 }
 
-const ELSEWHERE: WireError = WireError::Unexpected("memory that is not the pool's");
+const ELSEWHERE: WireError = WireError::Unexpected("memory that is not registered");
 
 fn remotes(frame: &Frame) -> Vec<Remote> {
     let one = |&Buffer { address, key, length }: &Buffer| Remote { address, key, length };
