@@ -7,6 +7,7 @@ mod common;
 mod data;
 mod depth;
 mod ends;
+mod full;
 mod idle;
 mod images;
 mod lies;
