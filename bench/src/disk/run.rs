@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
                     Err(problem) => (Vec::new(), Some(problem)),
                 };
                 let found = match &problem {
-                    Some(problem) => problem.lines().next().unwrap_or_default().to_owned(),
+                    Some(problem) => crate::sut::brief(problem),
                     None => super::report::one_line(&windows),
                 };
                 let (medium, label) = (cell.medium.as_str(), cell.label());

@@ -210,7 +210,7 @@ fn write_table(text: &mut String, report: &Report, rows: &[&Row<'_>]) -> std::fm
             let Some(outcome) = row.of(system) else { continue };
             write!(text, "| {} | {} | ", row.cell.label(), system.as_str())?;
             if let (true, Some(problem)) = (outcome.windows.is_empty(), &outcome.problem) {
-                let problem = problem.lines().next().unwrap_or_default();
+                let problem = crate::sut::brief(problem);
                 writeln!(text, "{problem} {}|", "| ".repeat(columns.len()))?;
                 continue;
             }

@@ -222,6 +222,14 @@ impl Rig {
     }
 }
 
+/// A problem in one line: what failed, and the end of what was said of it.
+#[must_use]
+pub fn brief(problem: &str) -> String {
+    let mut lines = problem.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.next().unwrap_or_default();
+    lines.next_back().map_or_else(|| first.to_owned(), |last| format!("{first} {last}"))
+}
+
 /// Why a switch could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SutError {
@@ -301,4 +309,19 @@ pub(crate) fn directory() -> Result<TempDir, SutError> {
         .prefix("hayate-bench-")
         .tempdir()
         .map_err(SutError::io("a temporary directory cannot be made"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::brief;
+
+    #[test]
+    fn a_problem_in_one_line_has_its_end() {
+        assert_eq!(
+            brief("disk add failed; it said:\nsome\n\nno libfabric\n"),
+            "disk add failed; it said: no libfabric"
+        );
+        assert_eq!(brief("gone"), "gone");
+        assert_eq!(brief(""), "");
+    }
 }

@@ -83,7 +83,7 @@ impl<'a> Run<'a> {
                 }
                 let found = match &taken {
                     Ok(sample) => one_line(sample),
-                    Err(problem) => problem.lines().next().unwrap_or_default().to_owned(),
+                    Err(problem) => crate::sut::brief(problem),
                 };
                 let (task, label, way_name) = (cell.task(), cell.label(), way.as_str());
                 progress.turn(&format!(
