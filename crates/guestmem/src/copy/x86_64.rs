@@ -291,7 +291,8 @@ macro_rules! long_copy {
     };
 }
 
-/// Fetches lines that are copied soon, half a KiB ahead (of 256 bytes to 4 KiB the best, or within the noise of it); where there are none it does nothing.
+/// Fetches lines that are copied soon, half a KiB ahead (of 256 bytes to 4 KiB the best, or within the noise of it);
+/// where there are none it does nothing.
 macro_rules! ahead {
     ($($line:literal),*) => {
         concat!($("prefetchnta [{s} + 512 + ", $line, "]\n"),*)
