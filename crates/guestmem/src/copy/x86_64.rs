@@ -146,8 +146,7 @@ unsafe fn long(dst: *mut u8, src: *const u8, len: usize) {
 /// As for `copy`, with `len > SHORT`.
 #[cold]
 unsafe fn first_long(dst: *mut u8, src: *const u8, len: usize) {
-    let usable = routines().into_iter().find(|routines| routines.usable);
-    let routine = usable.map_or(long_sse2 as Routine, |routines| routines.long);
+    let routine = best(len).map_or(long_sse2 as Routine, |routines| routines.long);
     LONG.store(routine as *mut (), Ordering::Relaxed);
     // SAFETY: as promised by the caller; the processor has the feature.
     unsafe { routine(dst, src, len) }
@@ -184,14 +183,18 @@ pub(super) fn routines() -> [Routines; 3] {
     ]
 }
 
+/// The best that this processor can run, for copies that are long.
+fn best(len: usize) -> Option<Routines> {
+    routines().into_iter().find(|routines| routines.usable && len > SHORT)
+}
+
 /// Copies `len` bytes to memory that nobody looks at soon: past the caches, in which nothing is fetched only to be
 /// overwritten. When it returns, the stores are as if they had been ordinary ones.
 ///
 /// # Safety
 /// As for [`copy`].
 pub(crate) unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) {
-    let usable = routines().into_iter().find(|routines| routines.usable && len > SHORT);
-    let routine = usable.map_or(copy as Routine, |routines| routines.outward);
+    let routine = best(len).map_or(copy as Routine, |routines| routines.outward);
     // SAFETY: as promised by the caller; the processor has the feature.
     unsafe { routine(dst, src, len) }
 }
@@ -202,8 +205,7 @@ pub(crate) unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) {
 /// # Safety
 /// As for [`copy`].
 pub(crate) unsafe fn copy_in(dst: *mut u8, src: *const u8, len: usize) {
-    let usable = routines().into_iter().find(|routines| routines.usable && len > SHORT);
-    let routine = usable.map_or(copy as Routine, |routines| routines.inward);
+    let routine = best(len).map_or(copy as Routine, |routines| routines.inward);
     // SAFETY: as promised by the caller; the processor has the feature.
     unsafe { routine(dst, src, len) }
 }
@@ -241,7 +243,7 @@ unsafe fn edge(dst: *mut u8, src: *const u8) {
 /// lines of the destination between them, four vectors at a time and one at a time. `$ahead` fetches
 /// what comes later; `$finish` makes the vector registers fit for SSE again, and the stores like ordinary ones.
 macro_rules! long_copy {
-    ($name:ident, $feature:literal, $width:literal, $ahead:expr, $load:literal, $store:literal, $finish:literal,
+    ($name:ident, $feature:literal, $width:literal, $ahead:expr, $load:literal, $store:literal, $finish:expr,
         $a:tt, $b:tt, $c:tt, $d:tt) => {
         /// # Safety
         /// As for `copy`, with `len > SHORT`, on a processor that has the feature.
@@ -291,108 +293,32 @@ macro_rules! long_copy {
     };
 }
 
-/// Fetches lines that are copied soon, half a KiB ahead (of 256 bytes to 4 KiB the best, or within the noise of it);
-/// where there are none it does nothing.
-macro_rules! ahead {
-    ($($line:literal),*) => {
-        concat!($("prefetchnta [{s} + 512 + ", $line, "]\n"),*)
+/// The routines for one kind of vectors: an ordinary one, [`copy_out`]'s, whose stores `$past` the caches may overtake
+/// others until the fence, and [`copy_in`]'s, which fetches the lines that are copied half a KiB later (of 256 bytes to
+/// 4 KiB the best, or within the noise of it; where there are none that does nothing).
+macro_rules! long_copies {
+    ([$long:ident, $out:ident, $in:ident], $feature:literal, $width:literal, [$($line:literal),*],
+        $load:literal, $store:literal, $past:literal, $clean:literal, $($register:tt),*) => {
+        long_copy!($long, $feature, $width, "", $load, $store, $clean, $($register),*);
+        long_copy!($out, $feature, $width, "", $load, $past, concat!($clean, "\nsfence"), $($register),*);
+        long_copy!($in, $feature, $width, concat!($("prefetchnta [{s} + 512 + ", $line, "]\n"),*),
+            $load, $store, $clean, $($register),*);
     };
 }
 
 // Registers 16 and up leave the upper halves of the lower ones clean, so no VZEROUPPER is due.
-long_copy!(
-    long_avx512,
-    "avx512f",
-    64,
-    "",
-    "vmovdqu64",
-    "vmovdqa64",
-    "",
-    "zmm16",
-    "zmm17",
-    "zmm18",
-    "zmm19"
+#[rustfmt::skip]
+long_copies!(
+    [long_avx512, out_avx512, in_avx512], "avx512f", 64, ["0", "64", "128", "192"],
+    "vmovdqu64", "vmovdqa64", "vmovntdq", "", "zmm16", "zmm17", "zmm18", "zmm19"
 );
-long_copy!(
-    long_avx2,
-    "avx2",
-    32,
-    "",
-    "vmovdqu",
-    "vmovdqa",
-    "vzeroupper",
-    "ymm0",
-    "ymm1",
-    "ymm2",
-    "ymm3"
+#[rustfmt::skip]
+long_copies!(
+    [long_avx2, out_avx2, in_avx2], "avx2", 32, ["0", "64"],
+    "vmovdqu", "vmovdqa", "vmovntdq", "vzeroupper", "ymm0", "ymm1", "ymm2", "ymm3"
 );
-long_copy!(long_sse2, "sse2", 16, "", "movups", "movaps", "", "xmm0", "xmm1", "xmm2", "xmm3");
-
-// Stores past the caches may overtake others: the fence ends that.
-long_copy!(
-    out_avx512,
-    "avx512f",
-    64,
-    "",
-    "vmovdqu64",
-    "vmovntdq",
-    "sfence",
-    "zmm16",
-    "zmm17",
-    "zmm18",
-    "zmm19"
-);
-long_copy!(
-    out_avx2,
-    "avx2",
-    32,
-    "",
-    "vmovdqu",
-    "vmovntdq",
-    "vzeroupper\nsfence",
-    "ymm0",
-    "ymm1",
-    "ymm2",
-    "ymm3"
-);
-long_copy!(out_sse2, "sse2", 16, "", "movups", "movntdq", "sfence", "xmm0", "xmm1", "xmm2", "xmm3");
-
-long_copy!(
-    in_avx512,
-    "avx512f",
-    64,
-    ahead!("0", "64", "128", "192"),
-    "vmovdqu64",
-    "vmovdqa64",
-    "",
-    "zmm16",
-    "zmm17",
-    "zmm18",
-    "zmm19"
-);
-long_copy!(
-    in_avx2,
-    "avx2",
-    32,
-    ahead!("0", "64"),
-    "vmovdqu",
-    "vmovdqa",
-    "vzeroupper",
-    "ymm0",
-    "ymm1",
-    "ymm2",
-    "ymm3"
-);
-long_copy!(
-    in_sse2,
-    "sse2",
-    16,
-    ahead!("0"),
-    "movups",
-    "movaps",
-    "",
-    "xmm0",
-    "xmm1",
-    "xmm2",
-    "xmm3"
+#[rustfmt::skip]
+long_copies!(
+    [long_sse2, out_sse2, in_sse2], "sse2", 16, ["0"],
+    "movups", "movaps", "movntdq", "", "xmm0", "xmm1", "xmm2", "xmm3"
 );
