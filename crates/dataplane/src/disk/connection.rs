@@ -24,7 +24,7 @@ use remote::{MAX_DATA, Operation, Server, Status};
 use self::lines::{Line, Moved, Streamed};
 use super::pool::Pool;
 use super::queue::{Fault, Judge, Popped, Waker};
-use super::request::{Frame, Job, Origin, Request, Work};
+use super::request::{Frame, Job, Origin, Request, Way, Work};
 
 /// Looks that found nothing before the socket has to say that there is something.
 const LOOKS: u32 = 64;
@@ -51,7 +51,7 @@ impl Connection {
     }
 
     /// The same over a fabric, on an endpoint that is made last: who waits for it is refused if there is no
-    /// memory.
+    /// memory. `near`: the client is on this host.
     ///
     /// # Errors
     /// There is no memory for it, or the fabric does not take it; that of the endpoint.
@@ -60,11 +60,12 @@ impl Connection {
         endpoint: impl FnOnce(Depth) -> Result<Fresh, fabric::Error>,
         opened: Opened,
         write: bool,
+        near: bool,
     ) -> io::Result<Connection> {
         let pool = pool(&opened)?;
         let memory = fabric.register(pool.memory(), Rights::Local).map_err(io::Error::other)?;
         let rma = Rma::new(fabric, endpoint, opened.requests, None)?;
-        let line = Line::Rma(Moved::new(rma, memory));
+        let line = Line::Rma(Moved::new(rma, memory, near));
         Ok(Connection { line, pool, server: Server::new(opened, write), looks: 0 })
     }
 
@@ -154,30 +155,27 @@ impl Connection {
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
             let image = judge.straight.filter(|_| may.is_ok());
-            let lent = match &mut self.line {
-                Line::Wire(_) => None,
-                Line::Rma(line) => line.lent(image, &request),
+            let way = self.line.way(image, &request);
+            let fetched = matches!(self.line, Line::Rma(_)) && write && !request.buffers.is_empty();
+            let bytes = match way {
+                Way::Stream(_) | Way::Image(_) if !write => 0,
+                // It is lent when it is fetched.
+                Way::Pool if fetched => 0,
+                // A write may have to go by the pool after all.
+                _ => bytes,
             };
-            let straight = image.map(|image| image.file);
-            let straight =
-                straight.filter(|file| lent.is_some() || self.line.passes(file, &request)).cloned();
-            // A write may have to take the other way after all.
-            let bytes = if straight.is_some() && !write { 0 } else { bytes };
-            let Some((loan, data)) = self.pool.take(bytes) else {
-                // There is memory for all that the server lets begin.
-                return Err(Fault { vanished: false, reason: "no memory".to_owned() });
-            };
-            let data = lent.unwrap_or(data);
+            let (loan, data) = self.pool.take(bytes).ok_or_else(no_memory)?;
             let refused = may.err();
-            let frame = Box::new(Frame { tag, request, loan, data, straight, refused });
+            let frame = Box::new(Frame { tag, request, loan, data, way, refused });
             match &mut self.line {
                 Line::Wire(line) if write => line.begin(frame),
                 Line::Rma(line) if write && frame.request.buffers.is_empty() => {
                     line.rma.data(&frame.data)?;
                     return Ok(self.popped(frame, 0, judge));
                 }
-                Line::Rma(line) if write && frame.refused.is_none() => {
-                    line.fetch(frame)?;
+                Line::Rma(line) if fetched && frame.refused.is_none() => {
+                    line.waiting.push_back(frame);
+                    self.fetch()?;
                     self.looks = 0;
                 }
                 _ => return Ok(self.popped(frame, 0, judge)),
@@ -201,11 +199,24 @@ impl Connection {
         }
     }
 
+    /// Has the data of writes fetched, of as many as may be at once.
+    fn fetch(&mut self) -> Result<(), Fault> {
+        while let Line::Rma(line) = &mut self.line
+            && let Some(mut frame) = line.next()
+        {
+            (frame.loan, frame.data) =
+                self.pool.take(frame.request.length).ok_or_else(no_memory)?;
+            line.fetch(frame)?;
+        }
+        Ok(())
+    }
+
     /// A move has ended.
     fn moved(&mut self, number: u64, reached: bool, judge: &Judge<'_>) -> Result<Popped, Fault> {
         self.looks = 0;
         let Line::Rma(line) = &mut self.line else { return Ok(Popped::Answered) };
-        if let Some(frame) = line.fetching.remove(&number) {
+        if let Some(frame) = line.fetched(number) {
+            self.fetch()?;
             if reached {
                 return Ok(self.popped(frame, 0, judge));
             }
@@ -250,9 +261,10 @@ impl Connection {
             Work::Clear { ranges: VecDeque::from([range]), zero, stable }
         };
         let (kind, work) = match operation {
-            // Nothing is moved before it is sent.
-            Operation::Read if frame.straight.is_some() => (Kind::Read, Work::Nothing),
-            Operation::Read => (Kind::Read, transfer(Access::Read)),
+            Operation::Read => match frame.way {
+                Way::Pool => (Kind::Read, transfer(Access::Read)),
+                Way::Stream(_) | Way::Image(_) => (Kind::Read, Work::Nothing),
+            },
             Operation::Write => (Kind::Write, transfer(Access::Write)),
             Operation::Flush => (Kind::Flush, Work::Sync),
             Operation::Discard => (Kind::Discard, clear(false)),
@@ -296,12 +308,12 @@ impl Connection {
                 let Streamed { wire, sending, .. } = &mut **line;
                 let bytes = frame.request.length as u32;
                 wire.frame(|to| frame::reply(to, tag, status, bytes));
-                match &frame.straight {
-                    Some(file) => {
+                match &frame.way {
+                    Way::Stream(file) => {
                         let file = Arc::clone(file);
                         wire.push_file(tag, file, frame.request.offset, frame.request.length);
                     }
-                    None => wire.push(tag, frame.data.clone()),
+                    Way::Pool | Way::Image(_) => wire.push(tag, frame.data.clone()),
                 }
                 sending.insert(tag, frame);
             }
@@ -349,6 +361,11 @@ fn said(item: Item<'_>) -> Said {
         Item::Ping(tag) => Said::Ping(tag),
         _ => Said::Nonsense,
     }
+}
+
+/// There is memory for all that the server lets begin.
+fn no_memory() -> Fault {
+    Fault { vanished: false, reason: "no memory".to_owned() }
 }
 
 /// Memory for all that a client may have under way.

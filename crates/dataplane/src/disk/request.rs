@@ -53,14 +53,23 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is: lent by the pool or, of a read that goes [straight](Frame::straight), nowhere or in
-    /// the image.
+    /// Where its data is, unless it is read and goes another way.
     pub(super) loan: Loan,
     pub(super) data: Segments,
-    /// Its data goes from this file to the connection, or from there to the file, by itself.
-    pub(super) straight: Option<Arc<File>>,
+    pub(super) way: Way,
     /// It is not carried out, but answered with this.
     pub(super) refused: Option<Status>,
+}
+
+/// How the data of a request of another host goes between its line and the image.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// By memory of the pool.
+    Pool,
+    /// Between a stream and this file by itself.
+    Stream(Arc<File>),
+    /// It is sent from here, the image that is mapped.
+    Image(Segments),
 }
 
 /// What is left to do.

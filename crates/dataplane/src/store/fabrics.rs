@@ -176,8 +176,9 @@ impl Berth {
 
     fn begin(&mut self, fabric: &Fabric, request: Request) -> io::Result<()> {
         let (answer, write) = (self.answer.clone(), !self.offer.read_only);
+        let near = request.peer().is_some_and(|peer| peer.ip() == fabric.local());
         let accept = |depth| rma::accept(request, depth);
-        let connection = Connection::rma(fabric, accept, answer, write)?;
+        let connection = Connection::rma(fabric, accept, answer, write, near)?;
         let served = self.host.serve_image(self.offer.clone()).map_err(io::Error::other)?;
         served.start(connection);
         self.served = Some(served);

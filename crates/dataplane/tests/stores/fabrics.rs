@@ -116,6 +116,37 @@ fn large_reads_come_from_the_image() {
     );
 }
 
+/// More than is fetched at once, with small ones between them.
+#[test]
+fn large_writes_wait_for_their_turn() {
+    const LARGE: usize = 768 << 10;
+    if missing() {
+        return;
+    }
+    let (store, plane) = (Store::new(false), Plane::new());
+    add(&plane, "disk", far(store.address, 1)).unwrap();
+    let options = Options { size: 64, data: LARGE as u32, ..Options::new(false) };
+    let mut guest = BlockDriver::connect(plane.socket("disk"), &options).unwrap();
+    let mut wanted = vec![0; SIZE as usize];
+    for round in 0..20u8 {
+        let mut at = 0;
+        for (number, bytes) in [LARGE, LARGE, 16384, LARGE, 512, LARGE, 32768].iter().enumerate() {
+            let data = vec![round * 7 + number as u8 + 1; *bytes];
+            let request = Request::write(at as u64 / 512, &data);
+            guest.submit(0, &request, &Layout::usual(&request)).unwrap();
+            wanted[at..at + bytes].copy_from_slice(&data);
+            at += bytes;
+        }
+        guest.kick(0);
+        for (_, done) in guest.drain().unwrap() {
+            assert_eq!(done.status, Some(status::OK));
+        }
+        let mut there = vec![0; SIZE as usize];
+        store.shelf.file.read_exact_at(&mut there, 0).unwrap();
+        assert!(there == wanted, "round {round}");
+    }
+}
+
 /// The first connection is the lifeline of the other.
 #[test]
 fn nothing_is_lost_when_lifelines_are_cut() {

@@ -3,7 +3,7 @@
 //! A [`Connection`](super::Connection) has one of them, and asks it again until nothing more is there. Here is
 //! what is under way on it. An error ends the connection; the memory goes with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -14,7 +14,12 @@ use remote::{Buffer, Operation};
 
 use crate::disk::mapped::Mapped;
 use crate::disk::queue::Straight;
-use crate::disk::request::Frame;
+use crate::disk::request::{Frame, Way};
+
+/// Bytes fetched at once within one host by a fabric that copies them, unless one request has more: what is on
+/// its way then stays in the caches that both sides share (measured in docs/performance.md). Over a network,
+/// nothing would be on its way from the end of one fetch to the beginning of the next.
+const NEAR: u64 = 1 << 20;
 
 /// What requests come by.
 pub(super) enum Line {
@@ -53,9 +58,14 @@ pub(super) struct Moved {
     memory: Registration,
     /// An image that is mapped, from which large reads are sent.
     image: Option<Registration>,
+    /// Writes whose data is to be fetched, the next first.
+    pub(super) waiting: VecDeque<Box<Frame>>,
+    /// Bytes that are being fetched, and how many may be at once.
+    coming: u64,
+    most: u64,
     /// Writes whose data is on its way, and reads, by the number of the move. Tags are the client's, who
     /// may use one twice.
-    pub(super) fetching: BTreeMap<u64, Box<Frame>>,
+    fetching: BTreeMap<u64, Box<Frame>>,
     pub(super) storing: BTreeMap<u64, Box<Frame>>,
     next: u64,
     /// The fabric was asked, and all that it had is being taken.
@@ -63,20 +73,26 @@ pub(super) struct Moved {
 }
 
 impl Line {
-    /// Whether what a request reads or writes goes between it and a file in memory by itself. What is short is found
-    /// out before a reply begins.
-    pub(super) fn passes(&self, file: &File, request: &remote::Request) -> bool {
-        let Line::Wire(line) = self else { return false };
-        let Streamed { wire, most, .. } = &**line;
+    /// How what a request reads or writes goes. What is short of a read is found out before a reply begins.
+    pub(super) fn way(&mut self, image: Option<Straight<'_>>, request: &remote::Request) -> Way {
         let remote::Request { operation, offset, length, .. } = *request;
-        let end = offset.saturating_add(length);
-        length >= LARGE
-            && wire.is_plain()
-            && match operation {
-                Operation::Read => reaches(file, end),
-                Operation::Write => length <= *most,
-                _ => false,
+        let Some(Straight { file, mapped }) = image.filter(|_| length >= LARGE) else {
+            return Way::Pool;
+        };
+        let reaches = || reaches(file, offset.saturating_add(length));
+        match (self, operation) {
+            (Line::Wire(line), Operation::Read) if line.wire.is_plain() && reaches() => {
+                Way::Stream(Arc::clone(file))
             }
+            (Line::Wire(line), Operation::Write) if line.wire.is_plain() && length <= line.most => {
+                Way::Stream(Arc::clone(file))
+            }
+            (Line::Rma(line), Operation::Read) if !line.rma.fabric().pins() && reaches() => {
+                let lent = mapped.and_then(|mapped| line.lent(mapped, offset, length));
+                lent.map_or(Way::Pool, Way::Image)
+            }
+            _ => Way::Pool,
+        }
     }
 }
 
@@ -94,10 +110,11 @@ impl Streamed {
 
     /// The data of a write comes next.
     pub(super) fn begin(&mut self, frame: Box<Frame>) {
-        if frame.straight.is_some() && self.conduit.is_none() {
+        let alone = matches!(frame.way, Way::Stream(_));
+        if alone && self.conduit.is_none() {
             self.conduit = Conduit::new().ok();
         }
-        let held = frame.straight.is_some() && self.conduit.is_some();
+        let held = alone && self.conduit.is_some();
         self.arriving = Some(Arriving { missing: frame.data.clone(), frame, held });
     }
 
@@ -123,7 +140,7 @@ impl Streamed {
                 Held::Missing => return Ok(None),
                 Held::All => {
                     self.wire.check()?;
-                    if let Some(file) = &frame.straight {
+                    if let Way::Stream(file) = &frame.way {
                         // It may be another image by now.
                         let image = image.filter(|image| Arc::ptr_eq(image.file, file));
                         stored = store(conduit, file, image.and_then(|image| image.mapped), offset);
@@ -165,11 +182,22 @@ fn store(conduit: &mut Conduit, file: &File, mapped: Option<&Mapped>, offset: u6
 }
 
 impl Moved {
-    /// Nothing was said on `rma` yet; `memory`: the pool, where data is moved from and to.
-    pub(super) fn new(rma: Rma, memory: Registration) -> Moved {
-        let (fetching, storing) = (BTreeMap::new(), BTreeMap::new());
-        let rma = Box::new(rma);
-        Moved { rma, memory, image: None, fetching, storing, next: 0, asked: false }
+    /// Nothing was said on `rma` yet; `memory`: the pool, where data is moved from and to; `near`: the client is on
+    /// this host.
+    pub(super) fn new(rma: Rma, memory: Registration, near: bool) -> Moved {
+        let most = if near && !rma.fabric().pins() { NEAR } else { u64::MAX };
+        Moved {
+            rma: Box::new(rma),
+            memory,
+            image: None,
+            waiting: VecDeque::new(),
+            coming: 0,
+            most,
+            fetching: BTreeMap::new(),
+            storing: BTreeMap::new(),
+            next: 0,
+            asked: false,
+        }
     }
 
     /// Asks the fabric what has happened: once for all that it then has.
@@ -195,31 +223,33 @@ impl Moved {
         self.next
     }
 
+    /// The next write whose data is to be fetched now.
+    pub(super) fn next(&mut self) -> Option<Box<Frame>> {
+        self.waiting.pop_front_if(|frame| {
+            self.coming == 0 || self.coming.saturating_add(frame.request.length) <= self.most
+        })
+    }
+
+    /// The write whose data has come, or will not.
+    pub(super) fn fetched(&mut self, number: u64) -> Option<Box<Frame>> {
+        let frame = self.fetching.remove(&number)?;
+        self.coming = self.coming.saturating_sub(frame.request.length);
+        Some(frame)
+    }
+
     /// Fetches the data of a write.
     pub(super) fn fetch(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
         let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
         let number = self.number();
         self.rma.read(local, remotes(&frame), number)?;
+        self.coming += frame.request.length;
         self.fetching.insert(number, frame);
         Ok(())
     }
 
-    /// Where a large read can be sent from without a copy: the image itself, where that is mapped and to register it
-    /// takes nothing. What is short is found out before.
-    pub(super) fn lent(
-        &mut self,
-        image: Option<Straight<'_>>,
-        request: &remote::Request,
-    ) -> Option<Segments> {
-        let remote::Request { operation, offset, length, .. } = *request;
-        if operation != Operation::Read || length < LARGE || self.rma.fabric().pins() {
-            return None;
-        }
-        let Straight { file, mapped } = image?;
-        let segments = mapped?.segments(offset, length)?;
-        if !reaches(file, offset + length) {
-            return None;
-        }
+    /// A part of an image, to be sent from there without a copy.
+    fn lent(&mut self, image: &Mapped, offset: u64, length: u64) -> Option<Segments> {
+        let segments = image.segments(offset, length)?;
         let memory = segments.memory();
         if self.image.as_ref().is_none_or(|image| !Arc::ptr_eq(image.memory(), memory)) {
             self.image = Some(self.rma.fabric().register(memory, Rights::Local).ok()?);
@@ -229,9 +259,11 @@ impl Moved {
 
     /// Brings the data of a read.
     pub(super) fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
-        let places = [Some(&self.memory), self.image.as_ref()];
-        let local = places.into_iter().flatten().find_map(|one| one.local(frame.data.clone()));
-        let local = local.ok_or(ELSEWHERE)?;
+        let (memory, data) = match &frame.way {
+            Way::Image(part) => (self.image.as_ref(), part),
+            Way::Pool | Way::Stream(_) => (Some(&self.memory), &frame.data),
+        };
+        let local = memory.and_then(|memory| memory.local(data.clone())).ok_or(ELSEWHERE)?;
         let (number, told) = (self.number(), frame.tag as u32);
         if self.rma.fabric().delivers() {
             self.rma.deliver(local, remotes(&frame), told, number)?;
