@@ -49,7 +49,7 @@ impl Workshop {
 
 /// A destination opened in this burst.
 struct Open<'a> {
-    port: PortId,
+    port: &'a Port,
     index: u16,
     vhost: &'a VhostPort,
     queue: &'a RxQueue,
@@ -59,7 +59,7 @@ struct Open<'a> {
 impl Open<'_> {
     fn close(mut self, owed: &mut Owed) {
         let Some(live) = self.live.as_mut() else { return };
-        live.finish((self.port, self.index), &self.queue.counters, owed);
+        live.finish((self.port.id, self.index), &self.queue.counters, owed);
         self.queue.next.set(live.queue.entry());
         if live.mem.faulted() {
             *self.live = None;
@@ -72,12 +72,14 @@ impl Open<'_> {
 pub(crate) struct Egress<'a> {
     ports: &'a PortMap,
     open: ArrayVec<Open<'a>, OPEN_MAX>,
+    /// Where the frame before went, and its place among the open ones: if all that goes there goes to one queue.
+    again: Option<(PortId, usize)>,
     workshop: &'a mut Workshop,
 }
 
 impl<'a> Egress<'a> {
     pub(crate) fn new(ports: &'a PortMap, workshop: &'a mut Workshop) -> Self {
-        Self { ports, open: ArrayVec::new(), workshop }
+        Self { ports, open: ArrayVec::new(), again: None, workshop }
     }
 
     /// Nanoseconds since the data plane started.
@@ -89,13 +91,55 @@ impl<'a> Egress<'a> {
     /// at `sender`.
     #[inline(always)]
     pub(crate) fn send(&mut self, to: PortId, frame: &mut Frame<'_, '_>, sender: &QueueCounters) {
+        let at = match self.again {
+            Some((again, at)) if again == to => at,
+            _ => match self.place(to, frame, sender) {
+                Some(at) => at,
+                None => return,
+            },
+        };
+        let Self { open, workshop, .. } = self;
+        let Some(Open { port, vhost, live, queue, .. }) = open.get_mut(at) else { return };
+        let counters = &queue.counters;
+        let refused = match live.as_deref_mut() {
+            Some(rx) => transmit(rx, port.mtu(), frame, workshop, counters),
+            None => Err(Refused::Drop(DropReason::PortDown)),
+        };
+        match refused {
+            Ok(()) => {}
+            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
+            Err(Refused::Fault(fault)) => {
+                counters.drop(DropReason::GuestFault, 1);
+                let stopped = live.take();
+                vhost.stop_for(stopped.is_some_and(|rx| rx.mem.faulted()), &fault);
+            }
+        }
+    }
+
+    /// The place among the open destinations of the queue for which a frame is; `None`: there is no such port, or it
+    /// was a TAP interface, which has the frame.
+    #[inline(always)]
+    fn place(
+        &mut self,
+        to: PortId,
+        frame: &mut Frame<'_, '_>,
+        sender: &QueueCounters,
+    ) -> Option<usize> {
         let Some(port) = self.ports.get(to) else {
             sender.drop(DropReason::PortDown, 1);
-            return;
+            return None;
         };
         match &port.kind {
-            Kind::Vhost(vhost) => self.send_vhost(port, vhost, frame),
-            Kind::Tap(tap) => self.send_tap(port, tap, frame),
+            Kind::Vhost(vhost) => {
+                let index = vhost.choose(|| flow_hash(frame.head.bytes()));
+                let at = self.find(port, vhost, index)?;
+                self.again = vhost.has_one().then_some((to, at));
+                Some(at)
+            }
+            Kind::Tap(tap) => {
+                self.send_tap(port, tap, frame);
+                None
+            }
         }
     }
 
@@ -142,38 +186,17 @@ impl<'a> Egress<'a> {
         }
     }
 
-    #[inline(always)]
-    fn send_vhost(&mut self, port: &'a Port, vhost: &'a VhostPort, frame: &mut Frame<'_, '_>) {
-        let index = vhost.choose(|| flow_hash(frame.head.bytes()));
-        let Some(at) = self.find(port, vhost, index) else { return };
-        let Self { open, workshop, .. } = self;
-        let Some(Open { live, queue, .. }) = open.get_mut(at) else { return };
-        let counters = &queue.counters;
-        let refused = match live.as_deref_mut() {
-            Some(rx) => transmit(rx, port.mtu(), frame, workshop, counters),
-            None => Err(Refused::Drop(DropReason::PortDown)),
-        };
-        match refused {
-            Ok(()) => {}
-            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
-            Err(Refused::Fault(fault)) => {
-                counters.drop(DropReason::GuestFault, 1);
-                let stopped = live.take();
-                vhost.stop_for(stopped.is_some_and(|rx| rx.mem.faulted()), &fault);
-            }
-        }
-    }
-
     /// The place of this destination among the open ones, opening it if need be.
     #[inline(always)]
     fn find(&mut self, port: &'a Port, vhost: &'a VhostPort, index: u16) -> Option<usize> {
-        let is = |open: &Open<'_>| open.port == port.id && open.index == index;
+        let is = |open: &Open<'_>| open.port.id == port.id && open.index == index;
         if let Some(at) = self.open.iter().position(is) {
             return Some(at);
         }
         let queue = vhost.rx.get(usize::from(index))?;
         // Taking a lock waits for all that was loaded before: this goes on meanwhile.
         queue.next.fetch();
+        self.again = None;
         if self.open.is_full() {
             self.open.remove(0).close(&mut self.workshop.owed);
         }
@@ -184,7 +207,7 @@ impl<'a> Egress<'a> {
                 queue.live.lock()
             }
         };
-        self.open.push(Open { port: port.id, index, vhost, queue, live });
+        self.open.push(Open { port, index, vhost, queue, live });
         Some(self.open.len() - 1)
     }
 
@@ -209,6 +232,7 @@ impl<'a> Egress<'a> {
     /// End of the burst: every open destination is shown what it got, and interrupted if it asked,
     /// now or later.
     pub(crate) fn close(&mut self) {
+        self.again = None;
         for open in self.open.drain(..) {
             open.close(&mut self.workshop.owed);
         }

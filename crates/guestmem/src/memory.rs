@@ -56,6 +56,7 @@ impl GuestMemory {
     /// One [`MapError`] per way in which a table can be wrong; nothing stays mapped.
     pub fn map(table: &[(RegionSpec, RegionFile)]) -> Result<GuestMemory, MapError> {
         fault::install_fault_handler();
+        crate::copy::block::prepare();
         let specs: Box<[RegionSpec]> = table.iter().map(|(spec, _)| *spec).collect();
         region::check_specs(&specs)?;
         let mut backed = Vec::with_capacity(table.len());

@@ -1,6 +1,7 @@
 //! A worker's memory of verdicts.
 //!
-//! Exact match on in-port, addresses and VLAN; two places per hash value, the newer one first.
+//! Exact match on in-port, addresses and VLAN; two places per hash value, the newer one first. A frame like the one
+//! before it in the same pass is not looked up at all ([`Cache::as_before`]).
 //! Only verdicts that hinge on a known destination are kept, under the network's generation (the
 //! crate's essay, 3), so that a change anywhere makes them miss; and each for a second at most,
 //! after which the full look-up also refreshes the source's last-seen stamp.
@@ -34,7 +35,22 @@ pub struct Cache {
     held: Held,
     ahead: Ahead,
     memo: Memo,
+    last: Last,
 }
+
+/// The frame looked up last, if it was of this pass, has no tag, and goes where it goes as it is: the next one often
+/// is of the same flow.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    /// Its first 16 bytes: they say that it has no tag.
+    front: [u64; 2],
+    /// Where it came in; [`NOBODY`]: there is none.
+    in_port: u32,
+    to: PortId,
+}
+
+/// No port has this number.
+const NOBODY: u32 = u32::MAX;
 
 /// One cache line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +92,7 @@ impl Cache {
             held: Held::default(),
             ahead: Ahead::default(),
             memo: Memo::default(),
+            last: Last { front: [0; 2], in_port: NOBODY, to: PortId(0) },
         }
     }
 
@@ -89,6 +106,7 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Verdict {
+        self.last.in_port = NOBODY;
         let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
             self.worth.missed();
             return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
@@ -111,10 +129,28 @@ impl Cache {
                 && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
             {
                 self.worth.hit();
-                return entry.verdict.unpack();
+                let verdict = entry.verdict.unpack();
+                if let Verdict::Forward { port: to, edit: VlanEdit::Keep } = verdict
+                    && let (None, Some(front)) = (key.tag(), front(head))
+                {
+                    self.last = Last { front, in_port: in_port.0.into(), to };
+                }
+                return verdict;
             }
         }
         decide(self, place, key, generation, snapshot, in_port, head, now_ms)
+    }
+
+    /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was only to be
+    /// forwarded. `None`: it is to be looked up.
+    #[inline(always)]
+    pub fn as_before(&mut self, in_port: PortId, head: &[u8]) -> Option<PortId> {
+        let Last { front: before, in_port: from, to } = self.last;
+        if front(head)? != before || u32::from(in_port.0) != from {
+            return None;
+        }
+        self.worth.hit();
+        Some(to)
     }
 
     /// Whether there are so many addresses that frames should be announced.
@@ -200,9 +236,11 @@ impl Cache {
         }
     }
 
-    /// Lets go of the MAC table it used last. For the end of each pass: see the crate's essay, 2.
+    /// Lets go of the MAC table it used last, and of the last verdict. For the end of each pass: see the crate's
+    /// essay, 2.
     #[inline]
     pub fn release(&mut self) {
+        self.last.in_port = NOBODY;
         if self.held.is_some() {
             self.held.release();
         }
@@ -256,6 +294,14 @@ fn remember(entries: &mut [Entry; 2], new: Entry) {
         *second = *first;
     }
     *first = new;
+}
+
+/// The first 16 bytes, in words that begin where words do.
+#[inline(always)]
+fn front(head: &[u8]) -> Option<[u64; 2]> {
+    let (words, _) = head.first_chunk::<16>()?.as_chunks::<8>();
+    let &[first, second] = words else { return None };
+    Some([u64::from_le_bytes(first), u64::from_le_bytes(second)])
 }
 
 impl Key {

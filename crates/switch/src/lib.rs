@@ -45,7 +45,9 @@
 //!    *before* computing, is still the number. A change of the configuration needs one more step,
 //!    because a worker may be holding an old snapshot when it reads the new number: a verdict is
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
-//!    new address changes nothing that is remembered, since floods are not.
+//!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
+//!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
+//!    counts from the next one on.
 //!
 //! # Routers
 //!

@@ -119,12 +119,10 @@ impl Lookup<'_> {
         frame: &mut Frame<'_, '_>,
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
-        let (id, now) = (sender.port.id, self.now_ms);
-        let expected = self.cache.expects_route(frame.head.bytes());
-        let again = if expected { self.again(id, frame) } else { None };
-        let to = match again {
+        let id = sender.port.id;
+        let to = match self.cache.as_before(id, frame.head.bytes()) {
             Some(to) => to,
-            None => match self.cache.lookup(self.switch, id, frame.head.bytes(), now) {
+            None => match self.find(id, frame) {
                 Verdict::Forward { port, edit } => {
                     apply(edit, frame);
                     port
@@ -143,6 +141,17 @@ impl Lookup<'_> {
             egress.send(to, frame, sender.counters);
         }
         Ok(())
+    }
+
+    /// The verdict on a frame. One that went past a router as the one before did is changed already.
+    #[inline(always)]
+    fn find(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Verdict {
+        if self.cache.expects_route(frame.head.bytes())
+            && let Some(port) = self.again(from, frame)
+        {
+            return Verdict::Forward { port, edit: VlanEdit::Keep };
+        }
+        self.cache.lookup(self.switch, from, frame.head.bytes(), self.now_ms)
     }
 
     /// Does to a frame for a router's port what the router, and others after it, would do, as far as

@@ -15,6 +15,9 @@
 #![expect(unsafe_code)]
 // UNSAFETY: inline assembly that loads and stores through raw pointers; the caller answers for their ranges.
 
+#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 /// A block: [`super::SHORT`] bytes.
 pub(crate) type Block = [u8; 128];
 
@@ -60,11 +63,21 @@ pub(crate) unsafe fn store(dst: *mut u8, block: &Block, len: usize) {
     }
 }
 
-/// Whether the processor has masked byte moves (AVX-512BW). Looked up once.
+/// Whether the processor has masked byte moves (AVX-512BW), once that was [found out](prepare).
+#[cfg(target_arch = "x86_64")]
+static MASKED: AtomicBool = AtomicBool::new(false);
+
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn masked() -> bool {
-    std::arch::is_x86_feature_detected!("avx512bw")
+    MASKED.load(Relaxed)
+}
+
+/// Finds out what the processor can do: for a frame to look at one byte, and not at what the standard library has
+/// found out, or not yet.
+pub(crate) fn prepare() {
+    #[cfg(target_arch = "x86_64")]
+    MASKED.store(std::arch::is_x86_feature_detected!("avx512bw"), Relaxed);
 }
 
 #[cfg(target_arch = "x86_64")]

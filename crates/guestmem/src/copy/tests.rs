@@ -81,6 +81,7 @@ fn overlap_touches_nothing_else() {
 #[test]
 #[expect(unsafe_code)]
 fn blocks_of_every_length() {
+    block::prepare();
     type Ways = [(
         unsafe fn(&mut block::Block, *const u8, usize),
         unsafe fn(*mut u8, &block::Block, usize),

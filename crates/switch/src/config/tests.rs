@@ -230,6 +230,59 @@ fn an_address_moves_but_not_without_end() {
 }
 
 #[test]
+fn a_frame_like_the_one_before_goes_where_that_went() {
+    let f = transparent(3);
+    let mut cache = Cache::default();
+    assert_eq!(cache.as_before(PortId(0), &[0; 60]), None);
+    f.send(0, station(9), station(1), 1);
+    let look =
+        |cache: &mut Cache, bytes: &[u8]| cache.lookup(&f.switch.snapshot(), f.ports[1], bytes, 1);
+    let (bytes, other) = (frame(station(1), station(2)), frame(station(1), station(3)));
+    // The first time it is not remembered yet.
+    for found in [None, Some(f.ports[0]), Some(f.ports[0])] {
+        assert_eq!(look(&mut cache, &bytes), f.to(0));
+        assert_eq!(cache.as_before(f.ports[1], &bytes), found);
+    }
+    let hits = cache.hits_and_misses();
+    assert_eq!(cache.as_before(f.ports[2], &bytes), None);
+    assert_eq!(cache.as_before(f.ports[1], &other), None);
+    assert_eq!(cache.as_before(f.ports[1], &bytes[..15]), None);
+    assert_eq!(cache.hits_and_misses(), hits, "only what is found counts");
+    assert_eq!(cache.as_before(f.ports[1], &bytes), Some(f.ports[0]));
+    assert_eq!(cache.hits_and_misses().0, hits.0 + 1);
+    // The one before it may have moved the destination.
+    look(&mut cache, &frame(station(9), station(1)));
+    assert_eq!(cache.as_before(f.ports[1], &bytes), None);
+    assert_ne!(look(&mut cache, &bytes), f.to(0));
+    assert_eq!(cache.as_before(f.ports[1], &bytes), None, "a drop is looked up");
+    // Nor does it outlast a pass.
+    f.send(0, station(9), station(1), 1);
+    look(&mut cache, &bytes);
+    look(&mut cache, &bytes);
+    assert_eq!(cache.as_before(f.ports[1], &bytes), Some(f.ports[0]));
+    cache.release();
+    assert_eq!(cache.as_before(f.ports[1], &bytes), None);
+}
+
+#[test]
+fn a_tagged_frame_is_looked_up_each_time() {
+    let f = transparent(2);
+    let mut cache = Cache::default();
+    let tagged = |dst, src| {
+        let mut frame = frame(station(dst), station(src));
+        frame.splice(12..12, [0x81, 0, 0, 7]);
+        frame
+    };
+    f.switch.snapshot().lookup(f.ports[0], &tagged(9, 1), 1);
+    let bytes = tagged(1, 2);
+    for _ in 0..3 {
+        assert_eq!(cache.lookup(&f.switch.snapshot(), f.ports[1], &bytes, 1), f.to(0));
+        // What is behind the tag decides, too, and is not compared.
+        assert_eq!(cache.as_before(f.ports[1], &bytes), None);
+    }
+}
+
+#[test]
 fn ages_by_the_last_frame_even_if_it_was_remembered() {
     let f = transparent(2);
     let mut cache = Cache::default();

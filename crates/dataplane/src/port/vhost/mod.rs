@@ -71,6 +71,13 @@ impl VhostPort {
         (active.trailing_zeros() % u64::BITS) as u16
     }
 
+    /// Whether all frames for it go to one queue.
+    #[inline]
+    pub(crate) fn has_one(&self) -> bool {
+        let active = self.active.load(Relaxed);
+        active & active.wrapping_sub(1) == 0
+    }
+
     /// Has the session ended because a ring of it lied, or because the ring was in memory that
     /// vanished, whose zeroes then looked like a lie.
     #[cold]
