@@ -9,7 +9,9 @@
 //!
 //! Which one is learned from the traffic, within the bounds of a [`Profile`]:
 //!
-//! * A worker that is busy for a quarter of the time or more polls: there is little to save.
+//! * A worker that is busy for a quarter of the time or more polls: there is little to save. Unless it is
+//!   busy only because it polls, and takes frames one by one at many times the cost: now and then it naps all
+//!   the same for a window, and goes on if that leaves it less busy.
 //! * If several frames are expected within a nap, it naps. Whether that pays shows in what a nap
 //!   finds. Frames that wait for an answer to the one before, as in a ping-pong, do not gather, and
 //!   a nap only delays them; then it does not nap for a while, twice as long each time.
@@ -59,6 +61,9 @@ const NAP_MIN: u64 = 5_000;
 const LATE_MAX: u64 = 100_000;
 /// How long not to nap after naps did not pay, at first and at most, in nanoseconds.
 const HOLD: (u64, u64) = (2_000_000, 128_000_000);
+/// How long a busy worker polls before it tries whether naps leave it less busy, at first and at most, in
+/// nanoseconds: each time that they do not, twice as long.
+const TRY: (u64, u64) = (16_000_000, 512_000_000);
 /// One idle period in so many is polled through, to learn.
 /// Odd, as some traffic alternates.
 const EXPLORE: u32 = 61;
@@ -89,6 +94,11 @@ pub struct Pace {
     /// No naps before this time.
     nap_after: u64,
     hold: u64,
+    /// In this window it naps however busy it has been.
+    trial: bool,
+    /// No trials before this time.
+    try_after: u64,
+    patience: u64,
 }
 
 /// A nap.
@@ -140,6 +150,9 @@ impl Pace {
             late: 0,
             nap_after: now,
             hold: HOLD.0,
+            trial: false,
+            try_after: now + TRY.0,
+            patience: TRY.0,
         }
     }
 
@@ -219,9 +232,11 @@ impl Pace {
         let explores = !learns || self.periods.is_multiple_of(EXPLORE);
         // Frames that come fast gather well, and are worth a nap for longer.
         let gathers = self.rate.saturating_mul(self.limits.nap) / 1_000_000_000 >= GATHER_MAX;
-        let spin = if self.load >= if gathers { ONE / 2 } else { ONE / 4 } {
+        let loaded = self.load >= if gathers { ONE / 2 } else { ONE / 4 };
+        let nap = self.nap(now);
+        let spin = if loaded && !(self.trial && nap.is_some_and(|nap| nap.length > 0)) {
             spin_loaded
-        } else if self.nap(now).is_some() {
+        } else if nap.is_some() {
             0
         } else if explores || later.saturating_sub(soon) >= ONE / 4 {
             long
@@ -296,6 +311,22 @@ impl Pace {
         }
     }
 
+    /// At the end of a window with this load: the end of a trial, or the beginning of one.
+    fn try_naps(&mut self, now: u64, load: u32) {
+        if std::mem::take(&mut self.trial) {
+            if load < ONE / 4 {
+                self.load = load;
+            } else {
+                self.patience = (self.patience * 2).min(TRY.1);
+                self.try_after = now + self.patience;
+            }
+        } else if self.load < ONE / 4 {
+            (self.patience, self.try_after) = (TRY.0, now + TRY.0);
+        } else {
+            self.trial = now >= self.try_after;
+        }
+    }
+
     /// The end of a window.
     fn judge(&mut self, now: u64) {
         let Window { start, frames, mut idle_ns } = self.window;
@@ -313,6 +344,7 @@ impl Pace {
         } else {
             (self.rate, self.load) = (rate, load);
         }
+        self.try_naps(now, load);
         self.window = Window { start: now, ..Window::default() };
         if let Some(period) = &mut self.idle {
             // What was counted is not counted again.

@@ -44,6 +44,11 @@ impl Outcome {
 
 /// Runs a worker for `length` nanoseconds of a made-up clock; judges the second half.
 fn run(profile: Profile, source: Source, length: u64) -> Outcome {
+    run_at(PASS, profile, source, length)
+}
+
+/// The same, where a pass with frames costs so many nanoseconds whatever it finds.
+fn run_at(cost: u64, profile: Profile, source: Source, length: u64) -> Outcome {
     let mut pace = Pace::new(profile, 0);
     let mut due = VecDeque::new();
     let (mut open, mut closed) = match source {
@@ -70,7 +75,7 @@ fn run(profile: Profile, source: Source, length: u64) -> Outcome {
         outcome.backlog = outcome.backlog.max(ready);
         let taken = ready.min(BURST);
         if taken > 0 {
-            now += PASS + FRAME * taken as u64;
+            now += cost + FRAME * taken as u64;
             for at in due.drain(..taken) {
                 outcome.delays.push(now - at);
             }
@@ -133,6 +138,32 @@ fn balanced_keeps_within_its_share() {
         assert!(outcome.cpu < cpu, "{rate}/s: {}", outcome.cpu);
         assert!(outcome.backlog <= 128, "{rate}/s: {}", outcome.backlog);
         assert!(outcome.delay(99) < 140_000, "{rate}/s: {}", outcome.delay(99));
+    }
+}
+
+/// On a slow processor a pass for one frame takes half of the time to the next one, and a hundred frames together
+/// less than a tenth: whoever polls is too busy to find that out by himself.
+#[test]
+fn polling_does_not_keep_itself_busy() {
+    for profile in [Profile::Balanced, Profile::Power] {
+        // It begins with as many frames as make it poll.
+        let flood = (0..200_000u64).map(|n| n * 100);
+        let then = (0..).map(|n| 20_000_000 + n * 2_000);
+        let source = Source::Open(Box::new(flood.chain(then)));
+        let outcome = run_at(900, profile, source, SECOND / 2);
+        assert!(outcome.cpu < 25.0, "{profile}: {}", outcome.cpu);
+        assert!(outcome.backlog <= 128, "{profile}: {}", outcome.backlog);
+    }
+}
+
+/// Where naps save nothing, they are hardly tried.
+#[test]
+fn a_busy_worker_polls() {
+    for rate in [6_000_000, 8_000_000] {
+        let outcome = run_at(PASS, Profile::Balanced, steady(rate), SECOND);
+        let polls = run_at(PASS, Profile::Always, steady(rate), SECOND);
+        assert!(outcome.naps < 100, "{rate}/s: {} naps", outcome.naps);
+        assert!(outcome.delay(95) < polls.delay(95) + 50, "{rate}/s: {}", outcome.delay(95));
     }
 }
 
