@@ -230,11 +230,10 @@ impl Pace {
         let Limits { spin: [short, long], spin_loaded, learns, .. } = self.limits;
         let [soon, later] = self.hits;
         let explores = !learns || self.periods.is_multiple_of(EXPLORE);
-        // Frames that come fast gather well, and are worth a nap for longer.
-        let gathers = self.rate.saturating_mul(self.limits.nap) / 1_000_000_000 >= GATHER_MAX;
-        let loaded = self.load >= if gathers { ONE / 2 } else { ONE / 4 };
         let nap = self.nap(now);
-        let spin = if loaded && !(self.trial && nap.is_some_and(|nap| nap.length > 0)) {
+        let spin = if self.load >= self.loaded_from()
+            && !(self.trial && nap.is_some_and(|nap| nap.length > 0))
+        {
             spin_loaded
         } else if nap.is_some() {
             0
@@ -248,6 +247,13 @@ impl Pace {
         let period = Period { since: now, seen: now, spin, planned: spin, polled: true };
         self.idle = Some(period);
         period
+    }
+
+    /// The load from which on there is little to save.
+    fn loaded_from(&self) -> u32 {
+        // Frames that come fast gather well, and are worth a nap for longer.
+        let gathers = self.rate.saturating_mul(self.limits.nap) / 1_000_000_000 >= GATHER_MAX;
+        if gathers { ONE / 2 } else { ONE / 4 }
     }
 
     fn end_idle(&mut self, frames: u64) {
@@ -314,13 +320,13 @@ impl Pace {
     /// At the end of a window with this load: the end of a trial, or the beginning of one.
     fn try_naps(&mut self, now: u64, load: u32) {
         if std::mem::take(&mut self.trial) {
-            if load < ONE / 4 {
+            if load < self.loaded_from() {
                 self.load = load;
             } else {
                 self.patience = (self.patience * 2).min(TRY.1);
                 self.try_after = now + self.patience;
             }
-        } else if self.load < ONE / 4 {
+        } else if self.load < self.loaded_from() {
             (self.patience, self.try_after) = (TRY.0, now + TRY.0);
         } else {
             self.trial = now >= self.try_after;

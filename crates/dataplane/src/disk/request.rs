@@ -53,7 +53,7 @@ pub(super) enum Origin {
 pub(super) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
-    /// Where its data is, unless it is read and goes another way.
+    /// Where its data is: nowhere for a read that goes another way, or before it is fetched.
     pub(super) loan: Loan,
     pub(super) data: Segments,
     pub(super) way: Way,
