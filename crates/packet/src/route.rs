@@ -98,37 +98,6 @@ impl Packet {
         }
     }
 
-    /// The same for IPv4 without a tag and with nothing left to do, of a frame of which `block` holds
-    /// the first `len` bytes; and its addresses ([`Packet::address_words`]).
-    ///
-    /// It reads whole words, each where one begins: what was written to the block just now can be read
-    /// in this way before it is in the cache.
-    #[inline(always)]
-    pub fn read_usual(
-        block: &[u8; HEAD_MAX],
-        len: usize,
-        frame_len: usize,
-    ) -> Option<(Packet, u64)> {
-        const BEGIN: u64 = 0x45 << 16 | (ETH_P_IP.swap_bytes() as u64);
-        let (words, _) = block.as_chunks::<8>();
-        let word = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
-        let (b, c, d, e) = (word(1), word(2), word(3), word(4));
-        let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
-        let sum = (b >> 48) + halves(c) + halves(d) + (e & 0xffff);
-        let (length, hops) = (u64::from((c as u16).swap_bytes()), c >> 48 & 0xff);
-        let packet = Packet(
-            field(UNTAGGED as u64, L3)
-                | field(hops, HOPS)
-                | field(length, LENGTH)
-                | field(length, LARGEST),
-        );
-        let fits = UNTAGGED + IPV4_HLEN <= len
-            && IPV4_HLEN as u64 <= length
-            && packet.frame_len() <= frame_len;
-        (b >> 32 & 0xff_ffff == BEGIN && fits && is_whole(sum))
-            .then_some((packet, d >> 16 | e << 48))
-    }
-
     #[inline(always)]
     fn read_at(
         head: &[u8],
@@ -286,20 +255,20 @@ impl Packet {
     /// Does to the frame what so many routers do: counts hops down, and addresses it from the last
     /// router to the next machine. The caller has seen to it that there are more [`Packet::hops`].
     #[inline(always)]
-    pub fn forward(self, head: &mut Head, routers: u8, source: Mac, destination: Mac) {
+    pub fn forward(self, head: &mut Head, routers: u8, macs: Macs) {
         let bytes = head.bytes_mut();
-        if let Some(macs) = bytes.first_chunk_mut::<ETHERTYPE_OFFSET>() {
-            let (to, from) = macs.split_at_mut(6);
-            to.copy_from_slice(&destination.0);
-            from.copy_from_slice(&source.0);
+        if let Some(addresses) = bytes.first_chunk_mut::<ETHERTYPE_OFFSET>() {
+            let (to, from) = addresses.split_at_mut(6);
+            to.copy_from_slice(&macs.destination().0);
+            from.copy_from_slice(&macs.source().0);
         }
         let Some(ip) = bytes.get_mut(self.l3()..) else { return };
         match self.version() {
             Version::V4 => {
                 if let Some([_, _, _, _, _, _, _, _, ttl, _, c0, c1]) = ip.first_chunk_mut() {
                     *ttl = ttl.saturating_sub(routers);
-                    let sum = count_down(u16::from_be_bytes([*c0, *c1]), routers);
-                    [*c0, *c1] = sum.to_be_bytes();
+                    let sum = count_down(u16::from_le_bytes([*c0, *c1]), routers);
+                    [*c0, *c1] = sum.to_le_bytes();
                 }
             }
             Version::V6 => {
@@ -308,6 +277,107 @@ impl Packet {
                 }
             }
         }
+    }
+}
+
+/// A packet of IPv4 without a tag and with nothing left to do, and the words that its frame begins with.
+///
+/// It reads whole words, each where one begins: what was written to the block just now can be read
+/// in this way before it is in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usual {
+    packet: Packet,
+    words: [u64; 5],
+}
+
+impl Usual {
+    /// Version, header length and EtherType, as they lie in the second word.
+    const BEGIN: u64 = 0x45 << 16 | (ETH_P_IP.swap_bytes() as u64);
+
+    /// [`Packet::read`] for such a packet, of a frame of which `block` holds the first `len` bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn read(block: &[u8; HEAD_MAX], len: usize, frame_len: usize) -> Option<Self> {
+        let (words, _) = block.as_chunks::<8>();
+        let word = |n: usize| words.get(n).map_or(0, |word| u64::from_le_bytes(*word));
+        let words @ [_, b, c, d, e] = [word(0), word(1), word(2), word(3), word(4)];
+        let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
+        let sum = (b >> 48) + halves(c) + halves(d) + (e & 0xffff);
+        let (length, hops) = (u64::from((c as u16).swap_bytes()), c >> 48 & 0xff);
+        let packet = Packet(
+            field(UNTAGGED as u64, L3)
+                | field(hops, HOPS)
+                | field(length, LENGTH)
+                | field(length, LARGEST),
+        );
+        let fits = UNTAGGED + IPV4_HLEN <= len
+            && IPV4_HLEN as u64 <= length
+            && packet.frame_len() <= frame_len;
+        (b >> 32 & 0xff_ffff == Self::BEGIN && fits && is_whole(sum))
+            .then_some(Self { packet, words })
+    }
+
+    /// The packet.
+    #[inline(always)]
+    #[must_use]
+    pub fn packet(&self) -> Packet {
+        self.packet
+    }
+
+    /// Both of its addresses: the first of [`Packet::address_words`].
+    #[inline(always)]
+    #[must_use]
+    pub fn addresses(&self) -> u64 {
+        let [_, _, _, d, e] = self.words;
+        d >> 16 | e << 48
+    }
+
+    /// The first 16 bytes of its frame: of a flow, all have the same.
+    #[inline(always)]
+    #[must_use]
+    pub fn front(&self) -> [u64; 2] {
+        let [a, b, ..] = self.words;
+        [a, b]
+    }
+
+    /// [`Packet::forward`] for the block that it was read from.
+    #[inline(always)]
+    pub fn forward(&self, block: &mut [u8; HEAD_MAX], routers: u8, Macs([first, second]): Macs) {
+        let [_, b, c, d, _] = self.words;
+        let hops = u64::from(routers.min(self.packet.hops())) << 48;
+        let sum = count_down(d as u16, routers);
+        let words = [first, second | b >> 32 << 32, c - hops, d >> 16 << 16 | u64::from(sum)];
+        for (to, word) in block.as_chunks_mut().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+    }
+}
+
+/// Both addresses of a frame, in words as they lie in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Macs([u64; 2]);
+
+impl Macs {
+    /// From `source` to `destination`.
+    #[must_use]
+    pub fn new(source: Mac, destination: Mac) -> Self {
+        let (Mac([a, b, c, d, e, f]), Mac([g, h, i, j, k, l])) = (destination, source);
+        let words = [[a, b, c, d, e, f, g, h], [i, j, k, l, 0, 0, 0, 0]];
+        Self(words.map(u64::from_le_bytes))
+    }
+
+    /// Of whom it goes to.
+    #[must_use]
+    pub fn destination(self) -> Mac {
+        let [[a, b, c, d, e, f, ..], _] = self.0.map(u64::to_le_bytes);
+        Mac([a, b, c, d, e, f])
+    }
+
+    /// Of whom it comes from.
+    #[must_use]
+    pub fn source(self) -> Mac {
+        let [[.., g, h], [i, j, k, l, ..]] = self.0.map(u64::to_le_bytes);
+        Mac([g, h, i, j, k, l])
     }
 }
 
@@ -381,13 +451,14 @@ impl std::fmt::Debug for Packet {
     }
 }
 
-/// The header checksum after the TTL was counted down so many times: RFC 1624, and of the two
-/// zeros of one's complement the one that Linux (`ip_decrease_ttl`) writes.
+/// The header checksum, lowest byte first, after the TTL was counted down so many times: RFC 1624 (whose
+/// sums are the same in any order of bytes), and of the two zeros of one's complement the one that Linux
+/// (`ip_decrease_ttl`) writes.
 fn count_down(checksum: u16, times: u8) -> u16 {
     if times == 0 {
         return checksum;
     }
-    let sum = u32::from(checksum) + (u32::from(times) << 8);
+    let sum = u32::from(checksum) + u32::from(times);
     (sum % 0xffff) as u16
 }
 

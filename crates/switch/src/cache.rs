@@ -12,9 +12,9 @@
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
 use packet::eth::{ETH_P_8021Q, is_tag_protocol};
-use packet::route::Packet;
+use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
-use packet::{Checked, HEAD_MAX, Mac, Tci, VlanEdit};
+use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
@@ -50,7 +50,7 @@ struct Last {
 }
 
 /// No port has this number.
-const NOBODY: u32 = u32::MAX;
+pub(crate) const NOBODY: u32 = u32::MAX;
 
 /// One cache line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -211,20 +211,18 @@ impl Cache {
         self.memo.expects(head)
     }
 
-    /// As [`Cache::route`] for IPv4 without a tag, and without a verdict on the frame, if all about
-    /// it is remembered; `packet` needs only be read ([`Packet::read_usual`]).
+    /// As [`Cache::route`], and without a verdict on the frame, if all about it is remembered: that the packet's
+    /// addresses are such as are forwarded was seen when it was worked out.
     #[inline(always)]
     pub fn route_again(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        head: &[u8; HEAD_MAX],
-        packet: (Packet, u64),
+        packet: &Usual,
         now_ms: u64,
     ) -> Option<&Routed> {
         let domain = snapshot.domain(in_port)?;
-        let key = Key::of(in_port, head)?;
-        self.memo.again(domain, key, packet, now_ms)
+        self.memo.again(domain, in_port, packet, now_ms)
     }
 
     /// Gives routers the counts of what went past them, as far as that was not done yet. For about
@@ -236,11 +234,12 @@ impl Cache {
         }
     }
 
-    /// Lets go of the MAC table it used last, and of the last verdict. For the end of each pass: see the crate's
+    /// Lets go of the MAC table it used last, and of the last verdict and way. For the end of each pass: see the crate's
     /// essay, 2.
     #[inline]
     pub fn release(&mut self) {
         self.last.in_port = NOBODY;
+        self.memo.release();
         if self.held.is_some() {
             self.held.release();
         }
@@ -334,6 +333,12 @@ impl Key {
 }
 
 impl Key {
+    /// Of a frame without a tag that begins with these 16 bytes.
+    #[inline]
+    pub(crate) fn untagged(in_port: PortId, [first, second]: [u64; 2]) -> Self {
+        Self(first, second & 0xffff_ffff | u64::from(in_port.0) << 32)
+    }
+
     /// 0 if they are the same.
     #[inline]
     pub(crate) fn difference(self, other: Self) -> u64 {

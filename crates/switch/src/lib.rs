@@ -57,7 +57,7 @@
 //! in tables that change in place ([`Lpm`]) and count for the frames looked up after the change.
 //! A way through routers is remembered under the generation of its domain, which is all networks and
 //! routers that are connected with each other (module `domain`), by the same rules as a verdict (3,
-//! above).
+//! above), and looked at with each packet: none takes what was withdrawn.
 //!
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).

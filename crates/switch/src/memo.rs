@@ -11,12 +11,12 @@
 //! share.
 
 use packet::ip::Version;
-use packet::route::Packet;
+use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, VlanEdit};
 
 use crate::PortId;
-use crate::cache::Key;
+use crate::cache::{Key, NOBODY};
 use crate::config::Snapshot;
 use crate::domain::{Domain, Tells};
 use crate::fdb::{Held, REFRESH_MS};
@@ -32,18 +32,32 @@ pub(crate) struct Memo {
     /// Of each entry, what is seldom needed.
     details: Box<[Details]>,
     /// What was worked out last and is not remembered.
-    last: (Routed, Option<Tuple>),
+    passed_by: (Routed, Option<Tuple>),
     seed: Seed,
     worth: Worth,
     /// Entries that may have counted something, each once.
     counted: Vec<u32>,
     /// Destination of the last frame that bypassed a router, first six bytes shifted up; or
-    /// [`NOBODY`].
+    /// [`NO_GATEWAY`].
     gateway: u64,
+    last: Last,
 }
 
 /// Shifted up, no address is this.
-const NOBODY: u64 = u64::MAX;
+const NO_GATEWAY: u64 = u64::MAX;
+
+/// The packet that took a remembered way last, if it was of this pass and [usual](Usual).
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    /// The first 16 bytes of its frame.
+    front: [u64; 2],
+    addresses: u64,
+    generation: u64,
+    /// Where it came in; [`NOBODY`]: there is none.
+    in_port: u32,
+    /// The place of its way.
+    number: u32,
+}
 
 /// Two cache lines.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,11 +119,12 @@ impl Default for Memo {
         Self {
             entries: Box::default(),
             details: Box::default(),
-            last: (Routed::default(), None),
+            passed_by: (Routed::default(), None),
             seed: Seed::random(),
             worth: Worth::default(),
             counted: Vec::new(),
-            gateway: NOBODY,
+            gateway: NO_GATEWAY,
+            last: Last { front: [0; 2], addresses: 0, generation: 0, in_port: NOBODY, number: 0 },
         }
     }
 }
@@ -134,7 +149,8 @@ impl Memo {
             None => self.work_out(snapshot, arrival, key, now_ms, held)?,
         };
         self.gateway = gateway(arrival.head);
-        self.taken(number, arrival.packet)
+        self.count(number, arrival.packet)?;
+        Some((&self.entries.get(number)?.routed, self.translated(number)))
     }
 
     /// Whether a frame is to the same router as the last one that bypassed one.
@@ -143,29 +159,59 @@ impl Memo {
         gateway(head) == self.gateway
     }
 
-    /// The way of a packet of IPv4 in such a frame, if it is remembered and its addresses do not
-    /// change: that they are such as are forwarded was seen when it was worked out.
+    /// The way of a packet in such a frame, if it is remembered and the packet's addresses do not change. Of one like
+    /// the one before it is not even looked up.
     #[inline(always)]
     pub(crate) fn again(
         &mut self,
         domain: &Domain,
-        key: Key,
-        (packet, addresses): (Packet, u64),
+        in_port: PortId,
+        packet: &Usual,
         now_ms: u64,
     ) -> Option<&Routed> {
-        let about = About { key, flow: 0, addresses: [addresses, 0, 0, 0] };
-        let usual = domain.tells().nothing();
-        let found = if usual { self.find(&about, domain.generation(), now_ms) } else { None };
-        let Some(number) = found else {
-            self.gateway = NOBODY;
-            return None;
+        let generation = domain.generation();
+        let number = if self.last.is(in_port, packet, generation) {
+            self.worth.hit();
+            self.last.number as usize
+        } else {
+            self.find_again(domain.tells(), generation, in_port, packet, now_ms)?
         };
-        self.taken(number, packet).and_then(|(routed, to)| to.is_none().then_some(routed))
+        self.count(number, packet.packet())
     }
 
-    /// What is remembered there, for a packet that may take it; counts it then.
+    #[inline(never)]
+    fn find_again(
+        &mut self,
+        tells: Tells,
+        generation: u64,
+        in_port: PortId,
+        packet: &Usual,
+        now_ms: u64,
+    ) -> Option<usize> {
+        let (front, addresses) = (packet.front(), packet.addresses());
+        let key = Key::untagged(in_port, front);
+        let about = About { key, flow: 0, addresses: [addresses, 0, 0, 0] };
+        let found = if tells.nothing() { self.find(&about, generation, now_ms) } else { None };
+        let found = found.filter(|&number| self.translated(number).is_none());
+        match found {
+            Some(number) => {
+                let (in_port, number) = (in_port.0.into(), number as u32);
+                self.last = Last { front, addresses, generation, in_port, number };
+            }
+            None => self.gateway = NO_GATEWAY,
+        }
+        found
+    }
+
+    /// Forgets which packet was the last. For the end of each pass.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        self.last.in_port = NOBODY;
+    }
+
+    /// The way that is remembered there, for a packet that may take it; counts it then.
     #[inline(always)]
-    fn taken(&mut self, number: usize, packet: Packet) -> Option<Found<'_>> {
+    fn count(&mut self, number: usize, packet: Packet) -> Option<&Routed> {
         let entry = self.entries.get_mut(number)?;
         if !entry.routed.takes(packet) {
             return None;
@@ -175,8 +221,14 @@ impl Memo {
             entry.listed = true;
             self.counted.push(number as u32);
         }
-        let details = self.details.get(number).filter(|_| entry.translates);
-        Some((&entry.routed, details.and_then(|details| details.translated.as_ref())))
+        Some(&entry.routed)
+    }
+
+    /// What becomes of the addresses and ports of a packet that takes that way.
+    #[inline]
+    fn translated(&self, number: usize) -> Option<&Tuple> {
+        self.entries.get(number).filter(|entry| entry.translates)?;
+        self.details.get(number)?.translated.as_ref()
     }
 
     /// The place of what is remembered.
@@ -221,13 +273,13 @@ impl Memo {
         held: &mut Held,
     ) -> Option<Found<'_>> {
         let way = snapshot.way(arrival, now_ms, held);
-        self.gateway = NOBODY;
+        self.gateway = NO_GATEWAY;
         if !way.routed.takes(arrival.packet) {
             return None;
         }
         snapshot.count(&way.path, HopCount::one(arrival.packet));
-        self.last = (way.routed, way.translated);
-        let (routed, translated) = &self.last;
+        self.passed_by = (way.routed, way.translated);
+        let (routed, translated) = &self.passed_by;
         Some((routed, translated.as_ref()))
     }
 
@@ -266,6 +318,7 @@ impl Memo {
         };
         let number = if age(place) >= age(place + 1) { place } else { place + 1 };
         self.settle_entry(snapshot, number);
+        self.release();
         let entry = self.entries.get_mut(number)?;
         *entry = Entry {
             about,
@@ -309,6 +362,15 @@ impl Memo {
         {
             snapshot.count(&details.path, std::mem::take(&mut entry.count));
         }
+    }
+}
+
+impl Last {
+    #[inline(always)]
+    fn is(&self, in_port: PortId, packet: &Usual, generation: u64) -> bool {
+        let ([a, b], [c, d]) = (self.front, packet.front());
+        let differs = (a ^ c) | (b ^ d) | (self.addresses ^ packet.addresses());
+        differs | (self.generation ^ generation) == 0 && self.in_port == u32::from(in_port.0)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use packet::eth::{ETH_P_IP, Eth};
 use packet::ip::Version;
-use packet::route::{Packet, Unroutable};
+use packet::route::{Macs, Packet, Unroutable};
 use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
@@ -23,10 +23,8 @@ use crate::{DropReason, PortId, Route, RouteId, RouterId, Verdict};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Routed {
-    /// New destination address.
-    pub destination: Mac,
-    /// New source address: of the last router.
-    pub source: Mac,
+    /// New addresses: from the last router to the next machine.
+    pub macs: Macs,
     /// Where it goes.
     pub port: PortId,
     /// What to do with the tag of the frame as it came.
@@ -41,8 +39,8 @@ pub struct Routed {
 impl Default for Routed {
     /// To the router.
     fn default() -> Self {
-        let (source, destination) = (Mac([0; 6]), Mac([0; 6]));
-        Self { destination, source, port: PortId(0), edit: VlanEdit::Keep, routers: 0, mtu: 0 }
+        let macs = Macs::default();
+        Self { macs, port: PortId(0), edit: VlanEdit::Keep, routers: 0, mtu: 0 }
     }
 }
 
@@ -276,7 +274,8 @@ impl Snapshot {
             };
             let (source, destination) = (pass.interface.mac, at.mac);
             let routers = way.path.len() as u8;
-            way.routed = Routed { destination, source, port: at.port, edit, routers, mtu };
+            way.routed =
+                Routed { macs: Macs::new(source, destination), port: at.port, edit, routers, mtu };
         }
         way
     }

@@ -75,6 +75,7 @@ impl Switch {
         let hayate = Hayate::start_under(&under, &["--config", &config])?;
         hayate.cli(&format!("network add {NETWORK} --mac-limit 65536"))?;
         hayate.network("aside")?;
+        hayate.vhost("nobody", "aside", "")?;
         Ok(Self { hayate, dir })
     }
 
@@ -90,7 +91,7 @@ impl Switch {
         let mut receiver = Guest::connect(&to, cell.packed, &[cell.from_receiver()])?;
         let empty = self.during(|| Ok(()))?.1.one();
         // It becomes known where the receiver is.
-        self.exchange(&mut receiver, &mut sender, 1)?;
+        exchange(&mut receiver, &mut sender, 1)?;
         if cell.known {
             self.rounds(cell, &mut sender, &mut receiver)?;
         }
@@ -111,18 +112,12 @@ impl Switch {
         Ok(Count { frames, bursts: all.without(found_nothing, &empty), empty })
     }
 
-    /// All frames of a cell.
+    /// Sends all frames of a cell and waits until they are counted, and with them the passes that took them.
     fn rounds(&self, cell: &Cell, from: &mut Guest, to: &mut Guest) -> Result<()> {
-        (0..cell.rounds).try_for_each(|_| self.exchange(from, to, cell.frames))
-    }
-
-    /// Sends frames and waits until the device has taken them all, and counted them.
-    fn exchange(&self, from: &mut Guest, to: &mut Guest, frames: usize) -> Result<()> {
-        let end = self.worker()?.frames + frames as u64;
-        to.refill()?;
-        from.send(frames)?;
-        wait_for("the frames to be taken", PATIENCE, || {
-            Ok((from.all_sent()? && self.worker()?.frames >= end).then_some(()))
+        let end = self.worker()?.frames + (cell.frames * cell.rounds) as u64;
+        (0..cell.rounds).try_for_each(|_| exchange(from, to, cell.frames))?;
+        wait_for("the frames to be counted", PATIENCE, || {
+            Ok((self.worker()?.frames >= end).then_some(()))
         })
     }
 
@@ -146,8 +141,7 @@ impl Switch {
 
     /// Has the worker read its mailbox.
     fn cut(&self) -> Result<()> {
-        self.hayate.vhost("nobody", "aside", "")?;
-        self.hayate.cli("port del nobody").map(drop)
+        self.hayate.cli("port set nobody --link auto").map(drop)
     }
 
     /// What callgrind wrote out, `dump.NUMBER-THREAD`, in order.
@@ -168,4 +162,11 @@ impl Switch {
         let workers: Vec<Worker> = serde_json::from_str(&text)?;
         workers.into_iter().next().context(|| "no worker".into())
     }
+}
+
+/// Sends frames and waits until the device has taken them all.
+fn exchange(from: &mut Guest, to: &mut Guest, frames: usize) -> Result<()> {
+    to.refill()?;
+    from.send(frames)?;
+    wait_for("the frames to be taken", PATIENCE, || Ok(from.all_sent()?.then_some(())))
 }

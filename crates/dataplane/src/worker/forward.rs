@@ -2,7 +2,7 @@
 
 use guestmem::GuestSlice;
 use packet::eth::{ETH_HLEN, Eth};
-use packet::route::Packet;
+use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, Head, Mac, Offloads, RawVirtioNetHdr, VlanEdit};
 use switch::rules::PortRules;
@@ -120,9 +120,9 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
         let id = sender.port.id;
-        let to = match self.cache.as_before(id, frame.head.bytes()) {
+        let to = match self.at_once(id, frame) {
             Some(to) => to,
-            None => match self.find(id, frame) {
+            None => match self.cache.lookup(self.switch, id, frame.head.bytes(), self.now_ms) {
                 Verdict::Forward { port, edit } => {
                     apply(edit, frame);
                     port
@@ -143,15 +143,14 @@ impl Lookup<'_> {
         Ok(())
     }
 
-    /// The verdict on a frame. One that went past a router as the one before did is changed already.
+    /// Where a frame goes that is like the one before it. One past a router is changed already.
     #[inline(always)]
-    fn find(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Verdict {
-        if self.cache.expects_route(frame.head.bytes())
-            && let Some(port) = self.again(from, frame)
-        {
-            return Verdict::Forward { port, edit: VlanEdit::Keep };
+    fn at_once(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
+        let head = frame.head.bytes();
+        match self.cache.as_before(from, head) {
+            None if self.cache.expects_route(head) => self.again(from, frame),
+            to => to,
         }
-        self.cache.lookup(self.switch, from, frame.head.bytes(), self.now_ms)
     }
 
     /// Does to a frame for a router's port what the router, and others after it, would do, as far as
@@ -178,19 +177,22 @@ impl Lookup<'_> {
 
     /// The same for a frame like one that did so just now; `None`: it has to be looked at as any
     /// other.
-    #[inline(never)]
+    #[inline(always)]
     fn again(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
         let Lookup { switch, cache, now_ms, .. } = self;
         let (block, len) = frame.head.block()?;
-        let usual @ (packet, _) = Packet::read_usual(block, len, frame.len)?;
+        let packet = Usual::read(block, len, frame.len)?;
         // Padding, or something that is left to do.
-        if packet.frame_len() != frame.len || frame.offload != Checked::PLAIN {
+        if packet.packet().frame_len() != frame.len || frame.offload != Checked::PLAIN {
             return None;
         }
-        let way = cache.route_again(switch, from, block, usual, *now_ms)?;
-        packet.forward(frame.head, way.routers, way.source, way.destination);
-        apply(way.edit, frame);
-        Some(way.port)
+        let way = cache.route_again(switch, from, &packet, *now_ms)?;
+        packet.forward(frame.head.block_mut()?, way.routers, way.macs);
+        let (port, edit) = (way.port, way.edit);
+        if edit != VlanEdit::Keep {
+            retag(edit, frame);
+        }
+        Some(port)
     }
 
     /// Sends copies to every member. The rest of the frame is fetched from the guest once, so that
@@ -248,7 +250,7 @@ fn rewrite(
     {
         packet.translate(frame.head.bytes_mut(), &frame.offload, &tuple, to);
     }
-    packet.forward(frame.head, way.routers, way.source, way.destination);
+    packet.forward(frame.head, way.routers, way.macs);
     apply(way.edit, frame);
     way.port
 }
@@ -272,6 +274,12 @@ fn accept(
         sender.counters.gso_frames.add(u64::from(frame.offload.gso.is_some()));
     }
     Ok(())
+}
+
+/// [`apply`], where that is seldom needed.
+#[inline(never)]
+fn retag(edit: VlanEdit, frame: &mut Frame<'_, '_>) {
+    apply(edit, frame);
 }
 
 /// Changes the frame's VLAN tag as the verdict says.

@@ -143,6 +143,8 @@ pub(crate) struct Worker {
     ports: Arc<PortMap>,
     tx: Vec<LiveTx>,
     taps: Vec<TapTx>,
+    /// One of them may be readable.
+    tapped: bool,
     arrivals: Arrivals,
     disks: Disks,
     cache: Cache,
@@ -186,6 +188,7 @@ impl Worker {
             ports: Arc::default(),
             tx: Vec::new(),
             taps: Vec::new(),
+            tapped: false,
             arrivals: Arrivals::default(),
             disks: Disks::new(runtime, epoch),
             cache: Cache::default(),
@@ -257,10 +260,10 @@ impl Worker {
     /// testing/budget counts instructions.
     #[inline(never)]
     fn pass(&mut self) -> usize {
-        if !self.tx.iter().any(LiveTx::waiting) && !self.taps.iter().any(|tap| tap.ready) {
+        if !self.tapped && !self.tx.iter().any(LiveTx::waiting) {
             return 0;
         }
-        let Self { switch, ports, tx, taps, cache, scratch, now_ms, .. } = self;
+        let Self { switch, ports, tx, taps, tapped, cache, scratch, now_ms, .. } = self;
         let Scratch { head, flood, spare, workshop } = scratch;
         let snapshot = switch.snapshot();
         let mut frames = 0;
@@ -269,10 +272,13 @@ impl Worker {
             let egress = Egress::new(ports, workshop);
             frames += queue.burst(&mut Forward { lookup, head, egress });
         }
-        for tap in taps.iter_mut() {
-            let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
-            let egress = Egress::new(ports, workshop);
-            frames += tap.burst(&mut Forward { lookup, head, egress });
+        if *tapped {
+            for tap in taps.iter_mut().filter(|tap| tap.ready) {
+                let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
+                let egress = Egress::new(ports, workshop);
+                frames += tap.burst(&mut Forward { lookup, head, egress });
+            }
+            *tapped = taps.iter().any(|tap| tap.ready);
         }
         cache.release();
         frames
@@ -403,7 +409,7 @@ impl Worker {
     /// kicks only, or nothing.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
         let mut only_kicks = true;
-        let Self { bed, tx, taps, disks, .. } = self;
+        let Self { bed, tx, taps, tapped, disks, .. } = self;
         for token in bed.wait(limit) {
             match token {
                 Token::Mailbox | Token::Ring => only_kicks = false,
@@ -429,6 +435,7 @@ impl Worker {
                     let tap = taps.iter_mut().find(|t| t.port.id == port && t.index == index);
                     if let Some(tap) = tap {
                         tap.ready = true;
+                        *tapped = true;
                     }
                 }
             }

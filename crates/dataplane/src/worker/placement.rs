@@ -172,6 +172,7 @@ impl Worker {
             TxQueue::Tap(mut tap) => {
                 self.bed.add(tap.queue(), Token::Tap(tap.port.id, tap.index));
                 tap.ready = true;
+                self.tapped = true;
                 self.taps.push(*tap);
             }
         }

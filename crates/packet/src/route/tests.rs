@@ -126,7 +126,7 @@ proptest! {
     #[test]
     fn checksums_are_those_of_linux(checksum in any::<u16>(), times in 1u8..=16) {
         let expected = (0..times).fold(checksum, |sum, _| decrease(sum));
-        prop_assert_eq!(count_down(checksum, times), expected);
+        prop_assert_eq!(count_down(checksum.swap_bytes(), times).swap_bytes(), expected);
     }
 
     /// What is read in words is what is read byte by byte, whatever the bytes.
@@ -152,7 +152,8 @@ proptest! {
         // What is behind the end may be anything.
         let mut block = [0xa5; HEAD_MAX];
         block[..frame.len().min(HEAD_MAX)].copy_from_slice(&frame[..frame.len().min(HEAD_MAX)]);
-        let usual = Packet::read_usual(&block, head.len(), frame.len());
+        let usual = Usual::read(&block, head.len(), frame.len())
+            .map(|usual| (usual.packet(), usual.addresses()));
         let expected = (head.get(12..14) == Some(&[8, 0]))
             .then(|| Packet::read(head, frame.len(), &Checked::PLAIN))
             .flatten()
@@ -172,8 +173,17 @@ proptest! {
         let mut head = Head::new();
         head.copy_from(&frame);
         let (source, destination) = (Mac([2, 9, 9, 9, 9, 1]), Mac([2, 9, 9, 9, 9, 2]));
-        before.forward(&mut head, routers, source, destination);
+        let macs = Macs::new(source, destination);
+        prop_assert_eq!((macs.source(), macs.destination()), (source, destination));
+        before.forward(&mut head, routers, macs);
         let after = head.bytes().to_vec();
+        if !six {
+            let mut block = [0; HEAD_MAX];
+            block[..frame.len().min(HEAD_MAX)].copy_from_slice(&frame[..frame.len().min(HEAD_MAX)]);
+            let usual = Usual::read(&block, head.len(), frame.len()).unwrap();
+            usual.forward(&mut block, routers, macs);
+            prop_assert_eq!(&after[..], &block[..after.len()]);
+        }
         let whole = [&after[..], &frame[after.len()..]].concat();
         prop_assert_eq!(&whole[..12], &[2, 9, 9, 9, 9, 2, 2, 9, 9, 9, 9, 1][..]);
         // Also a valid checksum.
@@ -197,7 +207,7 @@ proptest! {
             prop_assert!(packet.frame_len() <= len);
             let mut head = Head::new();
             head.copy_from(&frame);
-            packet.forward(&mut head, routers, Mac([0; 6]), Mac([0; 6]));
+            packet.forward(&mut head, routers, Macs::default());
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::net::Ipv4Addr;
 
 use packet::checksum::Sum;
+use packet::route::Usual;
 use packet::{Checked, Head, VlanEdit};
 use proptest::prelude::*;
 
@@ -250,10 +251,9 @@ impl Lab {
             let again = cache.as_mut().filter(|_| frame[12..14] == [8, 0]).and_then(|cache| {
                 let known = cache.expects_route(head.bytes()).then(|| {
                     let (block, len) = head.block().unwrap();
-                    let [addresses, ..] = packet.address_words(block);
-                    let read = Packet::read_usual(block, len, frame.len());
-                    assert_eq!(read, Some((packet, addresses)));
-                    cache.route_again(&snapshot, port, block, (packet, addresses), NOW)
+                    let usual = Usual::read(block, len, frame.len()).unwrap();
+                    assert_eq!(usual.packet(), packet);
+                    cache.route_again(&snapshot, port, &usual, NOW)
                 });
                 known.flatten().map(|way| (*way, None))
             });
@@ -278,7 +278,7 @@ impl Lab {
                         let old = packet.tuple(head.bytes(), &Checked::PLAIN).unwrap();
                         packet.translate(head.bytes_mut(), &Checked::PLAIN, &old, &new);
                     }
-                    packet.forward(&mut head, way.routers, way.source, way.destination);
+                    packet.forward(&mut head, way.routers, way.macs);
                     assert!(head.edit(way.edit));
                     to = way.port;
                 }
@@ -477,8 +477,12 @@ fn what_ends_a_bypass() {
         let (plan, lab) = pair();
         let (port, packet) = ping(&lab);
         let mut cache = Cache::new(64);
-        let ((before, _), passed) = lab.follow(&plan, port, packet.clone(), Some(&mut cache));
-        assert!(passed == 0 && matches!(before, End::Delivered(..)));
+        // Worked out, found, and as the one before it.
+        for _ in 0..3 {
+            let ((before, _), passed) = lab.follow(&plan, port, packet.clone(), Some(&mut cache));
+            assert!(passed == 0 && matches!(before, End::Delivered(..)));
+        }
+        // Of the same pass is what comes now.
         change(&lab);
         let ((end, _), passed) = lab.follow(&plan, port, packet, Some(&mut cache));
         (passed == 0 && matches!(end, End::Delivered(port, _) if port == lab.hosts[1].0), end)

@@ -42,9 +42,6 @@ impl TapTx {
     /// A read costs a system call even if there is nothing, so it is tried only while the
     /// descriptor is known to be readable; the worker asks the kernel about that now and then.
     pub(crate) fn burst(&mut self, forward: &mut Forward<'_>) -> usize {
-        if !self.ready {
-            return 0;
-        }
         let Some(counters) = self.port.incoming.get(usize::from(self.index)) else { return 0 };
         let Forward { lookup, head, egress } = forward;
         let sender = Sender::new(&self.port, counters, Offloads::ALL, lookup, egress);
