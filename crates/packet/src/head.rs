@@ -81,8 +81,8 @@ impl Head {
         self.buf.get(begin..start + usize::from(self.len)).unwrap_or_default()
     }
 
-    /// The place of a frame's beginning as a block of two cache lines, to be filled whole;
-    /// [`Head::set_len`] follows.
+    /// The place of a frame's beginning as a block of two cache lines: to be filled whole, and
+    /// [`Head::set_len`] follows; or to change what [`Head::block`] showed.
     #[inline(always)]
     pub fn block_mut(&mut self) -> Option<&mut [u8; HEAD_MAX]> {
         self.buf.get_mut(ROOM..).and_then(<[u8]>::first_chunk_mut)

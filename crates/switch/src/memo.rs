@@ -4,7 +4,8 @@
 //! has several ways for one prefix or delegates connections, the flow; two places per hash value,
 //! the older one goes. That a packet is *not* to bypass the router is remembered, too. An entry
 //! counts under the generation of the networks and routers that are connected with its port (module
-//! `domain`) and for a second at most, so that the routers' addresses stay learned.
+//! `domain`) and for a second at most, so that the routers' addresses stay learned. A packet like the one before it in
+//! the same pass takes that one's entry without looking for it, under the same generation.
 //!
 //! What bypasses routers is counted in the entry, and given to each router on the way when the entry
 //! goes, or [`Memo::settle`] is called. The counters of routers are the only thing here that workers
@@ -179,6 +180,7 @@ impl Memo {
         self.count(number, packet.packet())
     }
 
+    /// Where it is remembered; the next one like it is not looked up.
     #[inline(never)]
     fn find_again(
         &mut self,

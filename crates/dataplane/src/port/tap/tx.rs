@@ -39,8 +39,8 @@ impl TapTx {
 
     /// Forwards up to [`BURST`] frames; returns how many were taken.
     ///
-    /// A read costs a system call even if there is nothing, so it is tried only while the
-    /// descriptor is known to be readable; the worker asks the kernel about that now and then.
+    /// A read costs a system call even if there is nothing, so this is for a queue that is `ready`: whose
+    /// descriptor is known to be readable. The worker asks the kernel about that now and then.
     pub(crate) fn burst(&mut self, forward: &mut Forward<'_>) -> usize {
         let Some(counters) = self.port.incoming.get(usize::from(self.index)) else { return 0 };
         let Forward { lookup, head, egress } = forward;
