@@ -5,14 +5,13 @@
 //! waits for a lock while it holds another: if a destination is busy, everything open is closed
 //! first. So two workers that send to each other's ports cannot stop each other.
 
-use std::time::Instant;
-
 use arrayvec::ArrayVec;
 use packet::segment::{Scratch, Segmenter};
 use packet::{Checked, Head, Offloads, checksum, flow_hash};
 use parking_lot::MutexGuard;
 use switch::{DropReason, PortId};
 
+use crate::clock::Clock;
 use crate::counters::QueueCounters;
 use crate::frame::{Body, FRAME_MAX, Frame, fill_local};
 use crate::owed::Owed;
@@ -36,13 +35,12 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// `epoch` is when the clock of all workers was zero.
-    pub(crate) fn new(epoch: Instant) -> Self {
+    pub(crate) fn new(clock: Clock) -> Self {
         Self {
             linear: vec![0; FRAME_MAX].into_boxed_slice(),
             head: Head::new(),
             scratch: [0; size_of::<Scratch>()],
-            owed: Owed::new(epoch),
+            owed: Owed::new(clock),
         }
     }
 }

@@ -30,6 +30,7 @@ use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use crate::balance::{Balancer, Move};
+use crate::clock::Clock;
 use crate::disk::DiskId;
 use crate::error::HostError;
 use crate::homes::{Homes, Workers};
@@ -58,7 +59,7 @@ struct Inner {
     /// Queues move by themselves.
     balance: bool,
     gauges: Mutex<Gauges>,
-    epoch: Instant,
+    clock: Clock,
     tables: Mutex<Tables>,
     /// Changes of the port map go to the workers one at a time.
     changing: tokio::sync::Mutex<()>,
@@ -75,7 +76,7 @@ struct Tables {
 impl Inner {
     /// The clock of the switch: milliseconds since the data plane started.
     fn now_ms(&self) -> u64 {
-        self.epoch.elapsed().as_millis() as u64
+        self.clock.now() / 1_000_000
     }
 
     /// Reads all counters, and moves a queue if that helps.
@@ -108,7 +109,7 @@ impl Host {
             }
         };
         let switch = Arc::new(Switch::new());
-        let epoch = Instant::now();
+        let clock = Clock::start();
         let topology = topology(&options.topology);
         let mut workers = Vec::new();
         let mut threads = Vec::new();
@@ -118,16 +119,16 @@ impl Host {
             let shared = Arc::new(Shared::new(id, cpu, node).map_err(failed)?);
             let (shared_too, switch, runtime) =
                 (Arc::clone(&shared), Arc::clone(&switch), runtime.clone());
-            let thread = spawn(shared_too, switch, options.polling, epoch, runtime);
+            let thread = spawn(shared_too, switch, options.polling, clock, runtime);
             threads.push(thread.map_err(failed)?);
             workers.push(shared);
         }
         let workers = Arc::new(Workers::new(workers));
-        let (balance, gauges) = (options.balance, Mutex::new(Gauges::new(epoch)));
+        let (balance, gauges) = (options.balance, Mutex::new(Gauges::new(Instant::now())));
         let tables = Mutex::new(Tables { threads, ..Tables::default() });
         let changing = tokio::sync::Mutex::default();
         let inner =
-            Arc::new(Inner { switch, runtime, workers, balance, gauges, epoch, tables, changing });
+            Arc::new(Inner { switch, runtime, workers, balance, gauges, clock, tables, changing });
         inner.runtime.spawn(maintain(Arc::downgrade(&inner)));
         Ok(Self(inner))
     }
@@ -404,7 +405,7 @@ fn spawn(
     shared: Arc<Shared>,
     switch: Arc<Switch>,
     polling: Profile,
-    epoch: Instant,
+    clock: Clock,
     runtime: Handle,
 ) -> io::Result<JoinHandle<()>> {
     if let Some(cpu) = shared.cpu {
@@ -427,7 +428,7 @@ fn spawn(
             tracing::warn!(%error, "naps may take longer than they should");
         }
         // Made here, so that its memory is of the node it runs on: what is touched first is.
-        let (worker, result) = match Worker::new(shared, &switch, polling, epoch, runtime) {
+        let (worker, result) = match Worker::new(shared, &switch, polling, clock, runtime) {
             Ok(worker) => (Some(worker), Ok(())),
             Err(error) => (None, Err(error)),
         };

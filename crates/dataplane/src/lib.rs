@@ -14,6 +14,7 @@
 //! ```
 
 mod balance;
+mod clock;
 mod counters;
 mod disk;
 mod egress;

@@ -8,12 +8,11 @@
 //!
 //! [`LiveRx::waiting`]: crate::port::vhost::rx::LiveRx::waiting
 
-use std::time::Instant;
-
 use arrayvec::ArrayVec;
 use pace::{End, Wait};
 use switch::PortId;
 
+use crate::clock::Clock;
 use crate::port::vhost::rx::RxQueue;
 use crate::port::{Kind, PortMap};
 
@@ -26,8 +25,7 @@ pub(crate) type Place = (PortId, u16);
 /// What one worker owes.
 #[derive(Debug)]
 pub(crate) struct Owed {
-    /// When the clock of all workers was zero.
-    epoch: Instant,
+    clock: Clock,
     notes: ArrayVec<Note, OWED_MAX>,
 }
 
@@ -52,13 +50,13 @@ impl Note {
 }
 
 impl Owed {
-    pub(crate) fn new(epoch: Instant) -> Self {
-        Self { epoch, notes: ArrayVec::new() }
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self { clock, notes: ArrayVec::new() }
     }
 
     /// Nanoseconds since the data plane started.
     pub(crate) fn now(&self) -> u64 {
-        self.epoch.elapsed().as_nanos() as u64
+        self.clock.now()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

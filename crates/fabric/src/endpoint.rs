@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
 
 use crate::address;
 use crate::cut::{Cursor, Limits, Part};
@@ -20,7 +21,7 @@ use crate::error::Error;
 use crate::fabric::{Domain, Info};
 use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
 use crate::listener::Events;
-use crate::memory::{Kept, Local, Remote};
+use crate::memory::{Kept, Local, Remotes};
 use crate::work::{Ended, Operation, Work};
 
 /// Most completions taken from the library at once.
@@ -29,6 +30,9 @@ const BATCH: usize = 32;
 const BATCHES: usize = 16;
 /// So many polls that find nothing have a look at the connection, too.
 const LOOK: u32 = 32;
+/// After so many polls that found something, the library's descriptors tell nobody until somebody wants to sleep:
+/// each thing that comes would go through several epolls of the kernel for nothing.
+const AWAKE: u32 = 64;
 
 /// How many operations the provider is given at once; more wait in the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,11 @@ pub struct Endpoint<T> {
     completions: Handle<CompletionsId>,
     events: Events,
     readiness: OwnedFd,
+    /// What it is of, while it is ([`AWAKE`]).
+    told_of: [c_int; 2],
+    telling: bool,
+    /// Polls that found something since somebody wanted to sleep.
+    found: u32,
     state: State,
     /// One for each operation that the provider may have at once, those of transmits first. Never moved.
     contexts: Vec<Context>,
@@ -87,7 +96,8 @@ pub struct Endpoint<T> {
     receives: Lane,
     works: Vec<Option<Work<T>>>,
     free: Vec<u32>,
-    ended: VecDeque<Ended<T>>,
+    /// Works that have ended, to be given back.
+    ended: VecDeque<u32>,
     /// Numbers that came.
     told: VecDeque<u32>,
     /// Polls since something was found.
@@ -134,6 +144,9 @@ impl<T> Endpoint<T> {
         Ok(Endpoint {
             handle: Some(handle),
             readiness: readiness(&[events.fd, fd])?,
+            told_of: [events.fd, fd],
+            telling: true,
+            found: 0,
             completions,
             events,
             state: State::Connecting,
@@ -184,7 +197,7 @@ impl<T> Endpoint<T> {
     /// Operations that have not been given back.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.works.len() - self.free.len() + self.ended.len()
+        self.works.len() - self.free.len()
     }
 
     /// Sends a message, for which the peer must have a receive that is as large. It has ended when the
@@ -193,7 +206,16 @@ impl<T> Endpoint<T> {
     /// # Errors
     /// Longer or in more pieces than the provider takes, or empty; memory of another fabric.
     pub fn send(&mut self, local: Local, owner: T) -> Result<(), (Error, T)> {
-        self.begin(Operation::Send, local, Vec::new(), owner)
+        let bytes = local.len();
+        self.send_first(local, bytes, owner)
+    }
+
+    /// The same for the first bytes of this memory, all of which is given back.
+    ///
+    /// # Errors
+    /// As there; it has not as many.
+    pub fn send_first(&mut self, local: Local, bytes: u64, owner: T) -> Result<(), (Error, T)> {
+        self.begin(Operation::Send, local, bytes, Remotes::new(), owner)
     }
 
     /// Receives a message into this memory; its result is the length. Messages come in the order in which
@@ -203,7 +225,8 @@ impl<T> Endpoint<T> {
     /// # Errors
     /// As [`Endpoint::send`].
     pub fn receive(&mut self, local: Local, owner: T) -> Result<(), (Error, T)> {
-        self.begin(Operation::Receive, local, Vec::new(), owner)
+        let bytes = local.len();
+        self.begin(Operation::Receive, local, bytes, Remotes::new(), owner)
     }
 
     /// Writes local memory to the peer's. It has ended when the bytes are there (`FI_DELIVERY_COMPLETE`).
@@ -211,8 +234,9 @@ impl<T> Endpoint<T> {
     ///
     /// # Errors
     /// The two have not as many bytes, or none; memory of another fabric.
-    pub fn write(&mut self, local: Local, remote: Vec<Remote>, owner: T) -> Result<(), (Error, T)> {
-        self.begin(Operation::Write, local, remote, owner)
+    pub fn write(&mut self, local: Local, remote: Remotes, owner: T) -> Result<(), (Error, T)> {
+        let bytes = local.len();
+        self.begin(Operation::Write, local, bytes, remote, owner)
     }
 
     /// Writes local memory to the peer's, and has it [told](Endpoint::told) this number when the bytes are
@@ -224,11 +248,12 @@ impl<T> Endpoint<T> {
     pub fn deliver(
         &mut self,
         local: Local,
-        remote: Vec<Remote>,
+        remote: Remotes,
         number: u32,
         owner: T,
     ) -> Result<(), (Error, T)> {
-        self.begin(Operation::Deliver(number), local, remote, owner)
+        let bytes = local.len();
+        self.begin(Operation::Deliver(number), local, bytes, remote, owner)
     }
 
     /// The next number that came with what the peer [delivered](Endpoint::deliver), or with nothing: it is
@@ -241,22 +266,24 @@ impl<T> Endpoint<T> {
     ///
     /// # Errors
     /// As [`Endpoint::write`].
-    pub fn read(&mut self, local: Local, remote: Vec<Remote>, owner: T) -> Result<(), (Error, T)> {
-        self.begin(Operation::Read, local, remote, owner)
+    pub fn read(&mut self, local: Local, remote: Remotes, owner: T) -> Result<(), (Error, T)> {
+        let bytes = local.len();
+        self.begin(Operation::Read, local, bytes, remote, owner)
     }
 
     fn begin(
         &mut self,
         operation: Operation,
         local: Local,
-        remote: Vec<Remote>,
+        bytes: u64,
+        remote: Remotes,
         owner: T,
     ) -> Result<(), (Error, T)> {
-        if let Err(error) = self.check(operation, &local, &remote) {
+        if let Err(error) = self.check(operation, &local, bytes, &remote) {
             return Err((error, owner));
         }
-        let (cursor, begun, parts, result) = (Cursor::default(), false, 0, Ok(0));
-        let work = Work { operation, local, remote, owner, cursor, begun, parts, result };
+        let (cursor, begun, parts, error) = (Cursor::default(), false, 0, None);
+        let work = Work { operation, local, remote, bytes, owner, cursor, begun, parts, error };
         let number = match self.free.pop() {
             Some(number) => number,
             None => {
@@ -275,19 +302,28 @@ impl<T> Endpoint<T> {
         Ok(())
     }
 
-    fn check(&self, operation: Operation, local: &Local, remote: &[Remote]) -> Result<(), Error> {
+    fn check(
+        &self,
+        operation: Operation,
+        local: &Local,
+        bytes: u64,
+        remote: &Remotes,
+    ) -> Result<(), Error> {
         if matches!(self.state, State::Ended(_)) {
             return Err(Error::Ended);
         }
         if !local.is_of(&self.domain) {
             return Err(Error::Argument("memory that is not registered with this fabric"));
         }
-        if local.is_empty() {
+        if bytes == 0 {
             return Err(Error::Argument("an operation on no bytes"));
+        }
+        if bytes > local.len() {
+            return Err(Error::Argument("an operation on more bytes than there are"));
         }
         match operation {
             Operation::Send | Operation::Receive => {
-                if local.pieces().len() > self.limits.local || local.len() > self.limits.bytes {
+                if local.pieces().len() > self.limits.local || bytes > self.limits.bytes {
                     return Err(Error::Argument(
                         "a message that is too long, or in too many pieces",
                     ));
@@ -298,7 +334,7 @@ impl<T> Endpoint<T> {
                     return Err(Error::Argument("a number, which this provider cannot send"));
                 }
                 let total = remote.iter().try_fold(0u64, |sum, one| sum.checked_add(one.length));
-                if total != Some(local.len()) || remote.iter().any(|one| one.length == 0) {
+                if total != Some(bytes) || remote.iter().any(|one| one.length == 0) {
                     return Err(Error::Argument("memory of different lengths on the two sides"));
                 }
             }
@@ -309,7 +345,16 @@ impl<T> Endpoint<T> {
     /// Lets the provider go on, and takes from it what has happened. Nothing is waited for.
     pub fn poll(&mut self) {
         // A peer that goes away is seen when nothing else is for a while.
-        self.idle = if self.complete() { 0 } else { self.idle + 1 };
+        if self.complete() {
+            self.idle = 0;
+            self.found = self.found.saturating_add(1);
+            if self.telling && self.found >= AWAKE {
+                self.telling = false;
+                remove_all(&self.readiness, &self.told_of);
+            }
+        } else {
+            self.idle += 1;
+        }
         if self.state == State::Connecting || self.idle >= LOOK {
             self.idle = 0;
             self.look_around();
@@ -319,12 +364,22 @@ impl<T> Endpoint<T> {
 
     /// The next operation that has ended.
     pub fn ended(&mut self) -> Option<Ended<T>> {
-        self.ended.pop_front()
+        let number = self.ended.pop_front()?;
+        let work = self.works.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(work.into_ended())
     }
 
     /// Whether there is nothing to do before the descriptor ([`AsFd`]) becomes readable: also for who is woken up
     /// only when it becomes so, not while it is.
     pub fn may_sleep(&mut self) -> bool {
+        self.found = 0;
+        if !self.telling {
+            if let Err(error) = add_all(&self.readiness, &self.told_of) {
+                self.end(error);
+            }
+            self.telling = true;
+        }
         self.look_around();
         if !self.ended.is_empty() || !self.told.is_empty() || matches!(self.state, State::Ended(_))
         {
@@ -348,7 +403,7 @@ impl<T> Endpoint<T> {
     #[must_use = "they are the owners of operations"]
     pub fn close(mut self) -> Vec<Ended<T>> {
         self.shut();
-        self.ended.drain(..).collect()
+        std::iter::from_fn(|| self.ended()).collect()
     }
 
     /// Closes; every operation has ended then.
@@ -357,19 +412,24 @@ impl<T> Endpoint<T> {
         self.complete();
         // SAFETY: the endpoint is open. One that is not connected any more refuses.
         unsafe { ffi::shim_shutdown(handle.get()) };
+        let under_way = (0..)
+            .zip(&mut self.works)
+            .filter(|(number, work)| work.is_some() && !self.ended.contains(number));
         if handle.close().is_err() {
             // Memory the fabric may still use is never given back.
-            self.works.drain(..).for_each(forget);
+            under_way.for_each(|(_, work)| forget(work.take()));
             forget(std::mem::take(&mut self.contexts));
             forget(Arc::clone(&self.kept));
             return;
         }
         // Nothing is under way any more.
-        for mut work in self.works.drain(..).flatten() {
-            work.fail(Error::Ended);
-            self.ended.push_back(work.into_ended());
-        }
-        self.free.clear();
+        let cut_off: Vec<u32> = under_way
+            .filter_map(|(number, work)| {
+                work.as_mut()?.fail(Error::Ended);
+                Some(number)
+            })
+            .collect();
+        self.ended.extend(cut_off);
     }
 }
 
@@ -397,16 +457,33 @@ impl<T> std::fmt::Debug for Endpoint<T> {
 /// One descriptor for several of the library: an epoll(7) that is readable when one of them is. They are in
 /// it as long as they are open.
 pub(crate) fn readiness(all: &[c_int]) -> Result<OwnedFd, Error> {
-    let of = |error| Error::kernel("epoll", error);
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(of)?;
-    for fd in all {
-        if *fd < 0 {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
+    let epoll = epoll.map_err(|error| Error::kernel("epoll", error))?;
+    add_all(&epoll, all)?;
+    Ok(epoll)
+}
+
+fn add_all(epoll: &OwnedFd, all: &[c_int]) -> Result<(), Error> {
+    for &fd in all {
+        if fd < 0 {
             return Err(Error::Unsuitable("has no descriptor to wait for"));
         }
         // SAFETY: the library's, which closes it with the queue it belongs to: not before the call returns.
-        let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let data = epoll::EventData::new_u64(0);
-        epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(of)?;
+        match epoll::add(epoll, fd, data, epoll::EventFlags::IN) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(Error::kernel("epoll", error)),
+        }
     }
-    Ok(epoll)
+    Ok(())
+}
+
+fn remove_all(epoll: &OwnedFd, all: &[c_int]) {
+    for &fd in all {
+        // SAFETY: as above.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        // One that stays tells more than it has to.
+        let _ = epoll::delete(epoll, fd);
+    }
 }

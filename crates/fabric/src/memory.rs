@@ -38,6 +38,9 @@ pub struct Remote {
     pub length: u64,
 }
 
+/// Pieces of the peer's memory, in order; mostly there is one, for which no memory is taken.
+pub type Remotes = SmallVec<[Remote; 1]>;
+
 /// Memory of one guest (or a pool of this program, which is mapped the same way), registered with a
 /// [`Fabric`](crate::Fabric): mapped as long as anyone may reach it.
 ///
@@ -112,7 +115,7 @@ impl Registration {
     /// Segments of this memory for an operation; `None` if they are of another.
     #[must_use]
     pub fn local(&self, segments: Segments) -> Option<Local> {
-        let mut descs = SmallVec::with_capacity(segments.pieces().len());
+        let mut descs = SmallVec::new();
         for piece in segments.pieces() {
             descs.push(self.find(&segments, piece)?.0.desc);
         }
@@ -129,7 +132,7 @@ impl Registration {
     /// What a peer has to know to reach these segments; `None` if they are of another memory, or no peer
     /// may.
     #[must_use]
-    pub fn remote(&self, segments: &Segments) -> Option<Vec<Remote>> {
+    pub fn remote(&self, segments: &Segments) -> Option<Remotes> {
         if self.0.rights == Rights::Local {
             return None;
         }
@@ -138,7 +141,11 @@ impl Registration {
             let address = region.base.wrapping_add(offset);
             Some(Remote { address, key: region.key, length: piece.len as u64 })
         };
-        segments.pieces().iter().map(one).collect()
+        let mut remotes = Remotes::new();
+        for piece in segments.pieces() {
+            remotes.push(one(piece)?);
+        }
+        Some(remotes)
     }
 
     fn find(&self, segments: &Segments, piece: &IoVec) -> Option<(&Region, u64)> {

@@ -5,10 +5,12 @@
 
 use std::ffi::c_int;
 
+use sys::uring::IoVec;
+
 use crate::cut::{Cursor, Limits, Part};
 use crate::error::Error;
 use crate::ffi::{self, Context, EndpointId, Handle};
-use crate::memory::{Local, Remote};
+use crate::memory::{Local, Remotes};
 
 /// An operation that has ended.
 #[derive(Debug)]
@@ -42,35 +44,31 @@ impl Operation {
     }
 }
 
-/// An operation that has not ended.
+/// An operation that has not been given back.
 pub(crate) struct Work<T> {
     pub(crate) operation: Operation,
     pub(crate) local: Local,
-    pub(crate) remote: Vec<Remote>,
+    pub(crate) remote: Remotes,
+    /// Bytes to be moved, from the first of the memory on; of one received, then those that came.
+    pub(crate) bytes: u64,
     pub(crate) owner: T,
     pub(crate) cursor: Cursor,
     /// Everything was handed to the provider, or what was not never will be.
     pub(crate) begun: bool,
     /// Parts that the provider has.
     pub(crate) parts: u32,
-    pub(crate) result: Result<u64, Error>,
+    pub(crate) error: Option<Box<Error>>,
 }
 
 impl<T> Work<T> {
     /// It ends with this, when the provider is done with it.
     pub(crate) fn fail(&mut self, error: Error) {
         self.begun = true;
-        if self.result.is_ok() {
-            self.result = Err(error);
-        }
+        self.error.get_or_insert_with(|| Box::new(error));
     }
 
     pub(crate) fn into_ended(self) -> Ended<T> {
-        let whole = self.local.len();
-        let result = match self.operation {
-            Operation::Receive => self.result,
-            _ => self.result.map(|_| whole),
-        };
+        let result = self.error.map_or(Ok(self.bytes), |error| Err(*error));
         Ended { owner: self.owner, local: self.local, result }
     }
 }
@@ -81,12 +79,14 @@ pub(crate) fn inject<T>(
     work: &Work<T>,
     limits: Limits,
 ) -> Option<Result<bool, Error>> {
-    let [whole] = work.local.pieces() else { return None };
-    if work.operation != Operation::Send || whole.len as u64 > limits.inject {
+    let &[IoVec { base, .. }] = work.local.pieces() else { return None };
+    if work.operation != Operation::Send || work.bytes > limits.inject {
         return None;
     }
+    // Not more than the memory has.
+    let message = IoVec { base, len: work.bytes as usize };
     // SAFETY: the piece is mapped as long as the work lives, and copied before the call returns.
-    let posted = unsafe { ffi::shim_inject(handle.get(), whole) };
+    let posted = unsafe { ffi::shim_inject(handle.get(), &raw const message) };
     Some(match posted {
         posted if posted == -ffi::EAGAIN => Ok(false),
         posted => Error::check("send", posted).map(|_| true),
@@ -104,10 +104,11 @@ pub(crate) fn post<T>(
 ) -> (c_int, Option<Cursor>) {
     let (ep, context) = (handle.get(), context.address());
     let (pieces, descs) = (work.local.pieces(), work.local.descs());
-    let whole = pieces.len();
     match work.operation {
         Operation::Send | Operation::Receive => {
-            let (pieces, descs) = (pieces.as_ptr(), descs.as_ptr().cast_mut());
+            part.take(pieces, work.bytes);
+            let (whole, pieces) = (part.local.len(), part.local.as_ptr());
+            let descs = descs.as_ptr().cast_mut();
             // SAFETY: the pieces are mapped and registered as long as the work lives, which is until the
             // provider has given the context back or the endpoint has been closed; the lists are only read,
             // before the call returns. The context is in nobody else's use, and freed after the queue.
@@ -124,23 +125,23 @@ pub(crate) fn post<T>(
                 return (-ffi::EIO, None);
             };
             let Some(descs) = descs.get(part.first..) else { return (-ffi::EIO, None) };
-            let (local, descs) = (part.local.as_ptr(), descs.as_ptr().cast_mut());
+            let (here, descs) = (part.local.as_ptr(), descs.as_ptr().cast_mut());
             let (remote, count, remotes) =
                 (part.remote.as_ptr(), part.local.len(), part.remote.len());
             let next = (!next.is_behind(pieces)).then_some(next);
-            // SAFETY: as above; `local` are parts of the pieces, as many as there are descriptors at least.
+            // SAFETY: as above; `here` are parts of the pieces, as many as there are descriptors at least.
             let posted = unsafe {
                 match work.operation {
                     Operation::Deliver(number) => {
                         let (last, number) = (next.is_none().into(), number.into());
                         ffi::shim_rma_deliver(
-                            ep, local, descs, count, remote, remotes, context, last, number,
+                            ep, here, descs, count, remote, remotes, context, last, number,
                         )
                     }
                     Operation::Write => {
-                        ffi::shim_rma_write(ep, local, descs, count, remote, remotes, context)
+                        ffi::shim_rma_write(ep, here, descs, count, remote, remotes, context)
                     }
-                    _ => ffi::shim_rma_read(ep, local, descs, count, remote, remotes, context),
+                    _ => ffi::shim_rma_read(ep, here, descs, count, remote, remotes, context),
                 }
             };
             (posted, next)

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub enum Access {
 /// Pieces of one guest's memory, in order, which stays mapped as long as they live.
 ///
 /// Pieces that follow each other in memory are one.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Segments {
     memory: Arc<GuestMemory>,
     /// All of them checked, none of them empty; mostly there is one, for which no memory is taken.
@@ -42,6 +43,13 @@ pub struct Segments {
 unsafe impl Send for Segments {}
 // SAFETY: as above.
 unsafe impl Sync for Segments {}
+
+impl Clone for Segments {
+    fn clone(&self) -> Segments {
+        let (memory, pieces) = (Arc::clone(&self.memory), SmallVec::from_slice(&self.pieces));
+        Segments { memory, pieces, len: self.len }
+    }
+}
 
 impl Segments {
     /// No pieces yet.
@@ -107,8 +115,18 @@ impl Segments {
 
     /// Takes off the first `n` bytes, at most all.
     pub fn advance(&mut self, n: u64) {
-        let mut left = n.min(self.len);
+        if n >= self.len {
+            self.len = 0;
+            self.pieces.clear();
+            return;
+        }
+        let mut left = n;
         self.len -= left;
+        if let [piece] = &mut *self.pieces {
+            piece.base = piece.base.wrapping_add(n as usize);
+            piece.len -= n as usize;
+            return;
+        }
         let gone = self.pieces.iter().take_while(|piece| {
             let whole = piece.len as u64 <= left;
             if whole {
@@ -129,32 +147,29 @@ impl Segments {
     /// Copies the first bytes into `to`: as many as the shorter of the two has. Returns that number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut done = 0;
-        for slice in self.slices() {
-            done += slice.copy_to(to.get_mut(done..).unwrap_or_default());
-        }
+        self.each(|slice| done += slice.copy_to(to.get_mut(done..).unwrap_or_default()));
         done
     }
 
     /// Copies `from` to the first bytes: as many as the shorter of the two has. Returns that number.
     pub fn copy_from(&self, from: &[u8]) -> usize {
         let mut done = 0;
-        for slice in self.slices() {
-            done += slice.copy_from(from.get(done..).unwrap_or_default());
-        }
+        self.each(|slice| done += slice.copy_from(from.get(done..).unwrap_or_default()));
         done
     }
 
-    fn slices(&self) -> impl Iterator<Item = GuestSlice<'_>> {
-        self.pieces.iter().flat_map(|piece| {
-            // Adjacent buffers may be one piece of more than 4 GiB.
-            let most = u32::MAX as usize & !0xfff;
-            let starts = (0..piece.len).step_by(most);
-            starts.filter_map(move |start| {
-                let ptr = NonNull::new(piece.base.wrapping_add(start))?;
-                let len = (piece.len - start).min(most) as u32;
-                Some(GuestSlice { ptr, len, memory: std::marker::PhantomData })
-            })
-        })
+    /// Calls this for each piece; for one of more than 4 GiB, as adjacent buffers may be, several times.
+    #[inline(always)]
+    fn each<'s>(&'s self, mut call: impl FnMut(GuestSlice<'s>)) {
+        const MOST: usize = u32::MAX as usize & !0xfff;
+        for &IoVec { mut base, mut len } in &self.pieces {
+            while let Some(ptr) = NonNull::new(base).filter(|_| len > 0) {
+                let some = len.min(MOST);
+                call(GuestSlice { ptr, len: some as u32, memory: PhantomData });
+                base = base.wrapping_add(some);
+                len -= some;
+            }
+        }
     }
 
     /// The pieces, for whoever keeps the value as long as it uses them.
@@ -172,8 +187,10 @@ impl Segments {
     /// The first `n` bytes, at most all.
     #[must_use]
     pub fn first(&self, n: u64) -> Segments {
-        let mut left = n.min(self.len);
-        let len = left;
+        if n >= self.len {
+            return self.clone();
+        }
+        let (mut left, len) = (n, n);
         let mut pieces = SmallVec::new();
         for piece in &self.pieces {
             if left == 0 {
@@ -186,11 +203,44 @@ impl Segments {
         Segments { memory: Arc::clone(&self.memory), pieces, len }
     }
 
+    /// So many bytes from `at` on, as far as there are.
+    #[must_use]
+    pub fn part(&self, at: u64, n: u64) -> Segments {
+        let len = n.min(self.len.saturating_sub(at));
+        if let &[IoVec { base, .. }] = &*self.pieces
+            && len > 0
+        {
+            let piece = IoVec { base: base.wrapping_add(at as usize), len: len as usize };
+            let pieces = SmallVec::from_buf([piece]);
+            return Segments { memory: Arc::clone(&self.memory), pieces, len };
+        }
+        let mut part = self.first(at.saturating_add(n));
+        part.advance(at);
+        part
+    }
+
+    /// Copies to the first bytes of `to`, of this memory or another: as many as the shorter of the two has. Returns
+    /// that number.
+    pub fn copy_across(&self, to: &Segments) -> u64 {
+        let mut done = 0u64;
+        to.each(|mut room| {
+            let mut before = done;
+            self.each(|piece| {
+                let rest = piece.skip(usize::try_from(before).unwrap_or(usize::MAX));
+                before = before.saturating_sub(piece.len() as u64);
+                let some = rest.copy_to_guest(room);
+                room = room.skip(some);
+                done += some as u64;
+            });
+        });
+        done
+    }
+
     /// Copies from a file that is mapped, or to it: as many bytes as the shorter of the two has. Returns that
     /// number. Large pieces go past the caches: whoever moves as much looks at other things first.
     pub fn exchange(&self, access: Access, mut mapped: GuestSlice<'_>) -> u64 {
         let mut moved = 0;
-        for slice in self.slices() {
+        self.each(|slice| {
             let some = match access {
                 Access::Read if slice.len() >= PAST => mapped.copy_in(slice),
                 Access::Read => mapped.copy_to_guest(slice),
@@ -199,7 +249,7 @@ impl Segments {
             };
             mapped = mapped.skip(some);
             moved += some as u64;
-        }
+        });
         moved
     }
 

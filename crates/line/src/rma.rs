@@ -6,12 +6,13 @@
 //! few, which stay in the processor's caches.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use fabric::{Depth, Endpoint, Fabric, Kind, Local, Registration, Remote, Rights, State};
+use fabric::{Depth, Endpoint, Fabric, Kind, Local, Registration, Remotes, Rights, State};
 use guestmem::Segments;
 use remote::control::{At, Transport};
 use remote::frame::{self, Item};
@@ -28,28 +29,37 @@ const SPARE: u32 = 8;
 /// Receives, at most, where [messages wait](Fabric::holds_back): measured in docs/performance.md.
 const RECEIVES: u32 = 8;
 
+/// Bytes of a message that are looked at first for a frame: most have fewer.
+const HEAD: u64 = 128;
+
 /// What an operation is for.
 #[derive(Debug)]
-enum Use {
-    Send(u32),
-    Receive(u32),
-    Move(u64),
+enum Use<M> {
+    Send,
+    Receive,
+    Move(M),
 }
 
-/// A connection, from the moment on at which requests may be sent.
-pub struct Rma {
-    endpoint: Endpoint<Use>,
+/// A connection, from the moment on at which requests may be sent. Every move has an owner, which comes back
+/// when it has ended.
+pub struct Rma<M = Infallible> {
+    endpoint: Endpoint<Use<M>>,
     fabric: Fabric,
-    /// Rooms for what is sent, then for what is received.
-    messages: Registration,
-    rooms: Vec<u32>,
-    received: VecDeque<(u32, u64)>,
-    moved: VecDeque<(u64, Result<(), fabric::Error>)>,
-    /// Frames for the next message.
-    output: Vec<u8>,
-    /// The message that is being taken, and how much of it has been.
-    input: Vec<u8>,
-    taken: usize,
+    /// Rooms for what is sent.
+    rooms: Vec<Local>,
+    /// Messages, and their lengths.
+    received: VecDeque<(Local, u64)>,
+    /// Rooms of messages that were taken, and how many of them are given to the fabric again together: one after
+    /// the other takes less time than each between other things.
+    emptied: Vec<Local>,
+    lot: usize,
+    moved: VecDeque<(M, Result<(), fabric::Error>)>,
+    /// The next message, and how much of it there is.
+    next: Option<(Local, u64)>,
+    /// The message that is being taken, its length, and how much of it has been taken.
+    taking: Option<(Local, u64, u64)>,
+    /// A frame without data.
+    head: Vec<u8>,
     heard: bool,
     /// The connection on which all this was agreed: its end is noticed.
     _lifeline: Option<TcpStream>,
@@ -61,17 +71,17 @@ pub fn depth(requests: u16) -> Depth {
     Depth { transmits: count, receives: count }
 }
 
-impl Rma {
+impl<M> Rma<M> {
     /// On an endpoint of that fabric, made with the [`depth`] of so many requests.
     ///
     /// # Errors
     /// There is no memory for messages, or it cannot be registered.
     pub fn new(
         fabric: &Fabric,
-        endpoint: impl FnOnce(Depth) -> Result<Fresh, fabric::Error>,
+        endpoint: impl FnOnce(Depth) -> Result<Fresh<M>, fabric::Error>,
         requests: u16,
         lifeline: Option<TcpStream>,
-    ) -> io::Result<Rma> {
+    ) -> io::Result<Rma<M>> {
         let each = u32::from(requests) + SPARE;
         let receives = if fabric.holds_back() { each.min(RECEIVES) } else { each };
         let size = u64::from(each + receives) * u64::from(SLOT);
@@ -81,17 +91,22 @@ impl Rma {
         let mut rma = Rma {
             endpoint,
             fabric: fabric.clone(),
-            messages,
-            rooms: (0..each).collect(),
+            rooms: Vec::new(),
             received: VecDeque::new(),
+            emptied: Vec::new(),
+            lot: if fabric.holds_back() { receives as usize / 2 } else { 1 },
             moved: VecDeque::new(),
-            output: Vec::new(),
-            input: Vec::new(),
-            taken: 0,
+            next: None,
+            taking: None,
+            head: Vec::new(),
             heard: true,
             _lifeline: lifeline,
         };
-        for room in each..each + receives {
+        for number in 0..each {
+            rma.rooms.push(room(&messages, number).map_err(io::Error::other)?);
+        }
+        for number in each..each + receives {
+            let room = room(&messages, number).map_err(io::Error::other)?;
             rma.receive(room).map_err(io::Error::other)?;
         }
         Ok(rma)
@@ -112,14 +127,8 @@ impl Rma {
         self.endpoint.as_fd().try_clone_to_owned()
     }
 
-    fn room(&self, room: u32, len: u32) -> Result<Local, WireError> {
-        let at = u64::from(room) * u64::from(SLOT);
-        self.messages.at(at, len).ok_or(WireError::Unexpected("a message without room"))
-    }
-
-    fn receive(&mut self, room: u32) -> Result<(), WireError> {
-        let local = self.room(room, SLOT)?;
-        let begun = self.endpoint.receive(local, Use::Receive(room));
+    fn receive(&mut self, room: Local) -> Result<(), WireError> {
+        let begun = self.endpoint.receive(room, Use::Receive);
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
@@ -128,9 +137,12 @@ impl Rma {
     /// # Errors
     /// As there.
     pub fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
-        let before = self.output.len();
-        write(&mut self.output);
-        self.cut(before)
+        self.head.clear();
+        write(&mut self.head);
+        let room = self.room(self.head.len() as u64)?;
+        room.copy_from(&self.head);
+        self.grow(room.len());
+        Ok(())
     }
 
     /// The same with data behind it, at most [`INLINE`] bytes.
@@ -143,27 +155,36 @@ impl Rma {
         data: &Segments,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), WireError> {
-        let before = self.output.len();
-        write(&mut self.output);
-        let start = self.output.len();
-        self.output.resize(start + data.len() as usize, 0);
-        data.copy_to(self.output.get_mut(start..).unwrap_or_default());
+        self.head.clear();
+        write(&mut self.head);
+        let mut room = self.room(self.head.len() as u64 + data.len())?;
+        let len = room.len();
+        room.advance(room.copy_from(&self.head) as u64);
+        data.copy_across(&room);
         if data.memory().faulted() {
-            self.output.truncate(before);
             return Err(WireError::Vanished(tag));
         }
-        self.cut(before)
+        self.grow(len);
+        Ok(())
     }
 
-    /// Sends what was collected before the last frame, if that does not go into one message with it.
-    fn cut(&mut self, before: usize) -> Result<(), WireError> {
-        if self.output.len() <= SLOT as usize {
-            return Ok(());
+    /// Room for so many bytes more of the next message, which is another one if it has not as much.
+    fn room(&mut self, len: u64) -> Result<Segments, WireError> {
+        if self.next.as_ref().is_some_and(|(_, used)| used + len > u64::from(SLOT)) {
+            self.flush()?;
         }
-        let last = self.output.split_off(before);
-        self.flush()?;
-        self.output.extend(last);
-        Ok(())
+        if self.next.is_none() {
+            self.next = Some((self.rooms.pop().ok_or(WireError::Unread)?, 0));
+        }
+        let part = self.next.as_ref().map(|(room, used)| room.segments().part(*used, len));
+        let part = part.filter(|part| part.len() == len);
+        part.ok_or(WireError::Unexpected("a frame that is longer than any message"))
+    }
+
+    fn grow(&mut self, len: u64) {
+        if let Some((_, used)) = &mut self.next {
+            *used += len;
+        }
     }
 
     /// Sends the frames that were collected.
@@ -171,14 +192,8 @@ impl Rma {
     /// # Errors
     /// Much is not taken, or the connection cannot go on.
     pub fn flush(&mut self) -> Result<(), WireError> {
-        if self.output.is_empty() {
-            return Ok(());
-        }
-        let room = self.rooms.pop().ok_or(WireError::Unread)?;
-        let local = self.room(room, self.output.len() as u32)?;
-        local.segments().copy_from(&self.output);
-        self.output.clear();
-        let begun = self.endpoint.send(local, Use::Send(room));
+        let Some((room, used)) = self.next.take_if(|(_, used)| *used > 0) else { return Ok(()) };
+        let begun = self.endpoint.send_first(room, used, Use::Send);
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
@@ -191,10 +206,10 @@ impl Rma {
         let mut failed = None;
         while let Some(ended) = self.endpoint.ended() {
             match (ended.owner, ended.result) {
-                (Use::Send(room), Ok(_)) => self.rooms.push(room),
-                (Use::Receive(room), Ok(len)) => self.received.push_back((room, len)),
-                (Use::Move(number), result) => self.moved.push_back((number, result.map(|_| ()))),
-                (Use::Send(_) | Use::Receive(_), Err(error)) => failed = Some(error),
+                (Use::Send, Ok(_)) => self.rooms.push(ended.local),
+                (Use::Receive, Ok(len)) => self.received.push_back((ended.local, len)),
+                (Use::Move(owner), result) => self.moved.push_back((owner, result.map(|_| ()))),
+                (Use::Send | Use::Receive, Err(error)) => failed = Some(error),
             }
         }
         match (failed, self.endpoint.state()) {
@@ -209,34 +224,45 @@ impl Rma {
     /// # Errors
     /// It is none.
     pub fn item<T>(&mut self, take: impl FnOnce(Item<'_>) -> T) -> Result<Option<T>, WireError> {
-        while self.taken >= self.input.len() {
+        if let Some((room, ..)) = self.taking.take_if(|(_, len, taken)| taken >= len) {
+            self.emptied.push(room);
+            if self.emptied.len() >= self.lot {
+                while let Some(room) = self.emptied.pop() {
+                    self.receive(room)?;
+                }
+            }
+        }
+        if self.taking.is_none() {
             let Some((room, len)) = self.received.pop_front() else { return Ok(None) };
-            let local = self.room(room, len as u32)?;
-            self.input.resize(len as usize, 0);
-            local.segments().copy_to(&mut self.input);
-            self.taken = 0;
-            // It was copied: the room is for another one.
-            self.receive(room)?;
+            self.taking = Some((room, len, 0));
             self.heard = true;
         }
-        let left = self.input.get(self.taken..).unwrap_or_default();
-        let Some((item, used)) = frame::parse(left)? else {
-            return Err(WireError::Unexpected("a message that ends within a frame"));
-        };
-        self.taken += used;
-        Ok(Some(take(item)))
+        let Some((room, len, taken)) = &mut self.taking else { return Ok(None) };
+        // Taken once, so that it stays as it was looked at; mostly it is short.
+        for most in [HEAD, u64::from(SLOT)] {
+            let there = (*len - *taken).min(most);
+            self.head.resize(there as usize, 0);
+            room.segments().part(*taken, there).copy_to(&mut self.head);
+            if let Some((item, used)) = frame::parse(&self.head)? {
+                *taken += used as u64;
+                return Ok(Some(take(item)));
+            }
+        }
+        Err(WireError::Unexpected("a message that ends within a frame"))
     }
 
-    /// Takes the data behind a frame.
+    /// Takes the data behind a frame: where it is, until the next frame is taken.
     ///
     /// # Errors
     /// It is not there.
-    pub fn data(&mut self, to: &Segments) -> Result<(), WireError> {
-        let end = self.taken.saturating_add(to.len() as usize);
-        let data = self.input.get(self.taken..end);
-        to.copy_from(data.ok_or(WireError::Unexpected("a message that ends within data"))?);
-        self.taken = end;
-        Ok(())
+    pub fn data(&mut self, len: u64) -> Result<Segments, WireError> {
+        let part = self.taking.as_mut().and_then(|(room, end, taken)| {
+            let fits = len <= *end - *taken;
+            let part = fits.then(|| room.segments().part(*taken, len))?;
+            *taken += len;
+            Some(part)
+        });
+        part.ok_or(WireError::Unexpected("a message that ends within data"))
     }
 
     /// The next number that came with what the peer has [delivered](Rma::deliver).
@@ -252,14 +278,14 @@ impl Rma {
     }
 
     /// Moves the peer's memory into this; [`Rma::moved`] tells when it has.
-    pub fn read(&mut self, local: Local, from: Vec<Remote>, n: u64) -> Result<(), WireError> {
-        let begun = self.endpoint.read(local, from, Use::Move(n));
+    pub fn read(&mut self, local: Local, from: Remotes, owner: M) -> Result<(), WireError> {
+        let begun = self.endpoint.read(local, from, Use::Move(owner));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
     /// Moves this into the peer's memory; [`Rma::moved`] tells when it is there.
-    pub fn write(&mut self, local: Local, to: Vec<Remote>, n: u64) -> Result<(), WireError> {
-        let begun = self.endpoint.write(local, to, Use::Move(n));
+    pub fn write(&mut self, local: Local, to: Remotes, owner: M) -> Result<(), WireError> {
+        let begun = self.endpoint.write(local, to, Use::Move(owner));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
@@ -268,41 +294,52 @@ impl Rma {
     pub fn deliver(
         &mut self,
         local: Local,
-        to: Vec<Remote>,
+        to: Remotes,
         told: u32,
-        n: u64,
+        owner: M,
     ) -> Result<(), WireError> {
-        let begun = self.endpoint.deliver(local, to, told, Use::Move(n));
+        let begun = self.endpoint.deliver(local, to, told, Use::Move(owner));
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }
 
     /// The next move that has ended.
-    pub fn moved(&mut self) -> Option<(u64, Result<(), fabric::Error>)> {
+    pub fn moved(&mut self) -> Option<(M, Result<(), fabric::Error>)> {
         self.moved.pop_front()
     }
 
     /// Whether there is nothing to do before the descriptor becomes readable.
     pub fn may_sleep(&mut self) -> bool {
-        let done = self.taken >= self.input.len() && self.output.is_empty();
-        done && self.received.is_empty() && self.moved.is_empty() && self.endpoint.may_sleep()
+        let taken = self.taking.as_ref().is_none_or(|(_, len, taken)| taken >= len);
+        let sent = self.next.as_ref().is_none_or(|(_, used)| *used == 0);
+        taken
+            && sent
+            && self.received.is_empty()
+            && self.moved.is_empty()
+            && self.endpoint.may_sleep()
     }
 }
 
+/// Room for a message.
+fn room(messages: &Registration, number: u32) -> Result<Local, WireError> {
+    let local = messages.at(u64::from(number) * u64::from(SLOT), SLOT);
+    local.ok_or(WireError::Unexpected("a message without room"))
+}
+
 /// An endpoint that nothing was asked of.
-pub struct Fresh(Endpoint<Use>);
+pub struct Fresh<M>(Endpoint<Use<M>>);
 
 /// Takes a connection that somebody wants.
-pub fn accept(request: fabric::Request, depth: Depth) -> Result<Fresh, fabric::Error> {
+pub fn accept<M>(request: fabric::Request, depth: Depth) -> Result<Fresh<M>, fabric::Error> {
     request.accept(depth).map(Fresh)
 }
 
-impl AsFd for Rma {
+impl<M> AsFd for Rma<M> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.endpoint.as_fd()
     }
 }
 
-impl fmt::Debug for Rma {
+impl<M> fmt::Debug for Rma<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rma").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }

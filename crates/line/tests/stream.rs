@@ -166,7 +166,7 @@ fn what_is_lent_is_looked_at_where_it_is() {
         handle: 1,
         offset,
         length,
-        buffers: Vec::new(),
+        buffers: remote::Buffers::new(),
     };
     let whole: Vec<(u64, u32)> = vec![(5, 700_001)];
     let pages = (256..1024).step_by(2).map(|page| (page * 4096, 4096)).collect();

@@ -1,6 +1,6 @@
 //! What a disk remembers of its requests to a store, through any number of connections.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::control::Opened;
 use super::frame::{Operation, Request, Status};
@@ -36,8 +36,8 @@ impl<J> Unanswered<J> {
 #[derive(Debug)]
 pub struct Client<J> {
     waiting: VecDeque<Unanswered<J>>,
-    /// By tag: in the order they were sent.
-    sent: BTreeMap<u64, Unanswered<J>>,
+    /// With their tags, in the order they were sent.
+    sent: VecDeque<(u64, Unanswered<J>)>,
     /// Tags are never used again: a late answer is not taken for another one.
     next_tag: u64,
     limits: Option<Limits>,
@@ -64,7 +64,7 @@ impl<J> Default for Client<J> {
     fn default() -> Self {
         Client {
             waiting: VecDeque::new(),
-            sent: BTreeMap::new(),
+            sent: VecDeque::new(),
             next_tag: 0,
             limits: None,
             bytes: 0,
@@ -93,9 +93,14 @@ impl<J> Client<J> {
     pub fn disconnected(&mut self) {
         self.limits = None;
         self.bytes = 0;
-        while let Some((_, request)) = self.sent.pop_last() {
+        while let Some((_, request)) = self.sent.pop_back() {
             self.waiting.push_front(request);
         }
+    }
+
+    /// What those are for that wait to be sent.
+    pub fn waiting(&mut self) -> impl Iterator<Item = &mut J> {
+        self.waiting.iter_mut().map(|one| &mut one.job)
     }
 
     /// Whether there is a connection.
@@ -111,14 +116,14 @@ impl<J> Client<J> {
 
     /// The next request to be sent now, if there is one: its tag, the handle for it, and the request,
     /// which counts as sent.
-    pub fn send(&mut self) -> Option<(u64, u32, &Unanswered<J>)> {
+    pub fn send(&mut self) -> Option<(u64, u32, &mut Unanswered<J>)> {
         let limits = self.limits.as_ref()?;
         let first = self.waiting.front()?;
         let moves = first.moves();
         if self.sent.len() >= limits.requests
             || (self.bytes > 0 && self.bytes + moves > limits.bytes)
             || (first.request.operation.changes()
-                && self.sent.values().any(|sent| sent.overlaps(&first.request)))
+                && self.sent.iter().any(|(_, sent)| sent.overlaps(&first.request)))
         {
             return None;
         }
@@ -128,8 +133,8 @@ impl<J> Client<J> {
         self.bytes += moves;
         let tag = self.next_tag;
         self.next_tag += 1;
-        let sent = self.sent.entry(tag).or_insert(first);
-        Some((tag, handle, sent))
+        self.sent.push_back((tag, first));
+        self.sent.back_mut().map(|(tag, sent)| (*tag, handle, sent))
     }
 
     /// A reply has come to the request with this tag, and so many bytes of data follow it. Returns the
@@ -143,7 +148,8 @@ impl<J> Client<J> {
         status: Status,
         data: u32,
     ) -> Result<&Unanswered<J>, &'static str> {
-        let sent = self.sent.get(&tag).ok_or("a reply to no request")?;
+        let place = self.place(tag).ok_or("a reply to no request")?;
+        let (_, sent) = self.sent.get(place).ok_or("a reply to no request")?;
         let read = sent.request.operation == Operation::Read && status == Status::Ok;
         let wanted = if read { sent.request.length } else { 0 };
         if u64::from(data) != wanted {
@@ -164,15 +170,23 @@ impl<J> Client<J> {
         // Far fewer than that are under way.
         let tag = last - last % WHOLE + u64::from(half);
         let tag = if tag > last { tag.checked_sub(WHOLE).ok_or(none)? } else { tag };
-        let sent = self.sent.get(&tag);
-        let read = sent.is_some_and(|sent| sent.request.operation == Operation::Read);
+        let sent = self.place(tag).and_then(|place| self.sent.get(place));
+        let read = sent.is_some_and(|(_, sent)| sent.request.operation == Operation::Read);
         if read { Ok(tag) } else { Err(none) }
+    }
+
+    /// Where the request with this tag is: mostly it is the first that was sent.
+    fn place(&self, tag: u64) -> Option<usize> {
+        if self.sent.front().is_some_and(|(first, _)| *first == tag) {
+            return Some(0);
+        }
+        self.sent.binary_search_by_key(&tag, |(tag, _)| *tag).ok()
     }
 
     /// The request with this tag was answered. Returns it, and how it ended: a flush fails if what it
     /// was to make stable may be gone. `None`: nothing like it is under way.
     pub fn answered(&mut self, tag: u64, status: Status) -> Option<(Unanswered<J>, Status)> {
-        let request = self.sent.remove(&tag)?;
+        let (_, request) = self.sent.remove(self.place(tag)?)?;
         self.bytes = self.bytes.saturating_sub(request.moves());
         if status != Status::Ok {
             return Some((request, status));

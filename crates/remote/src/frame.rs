@@ -13,6 +13,8 @@
 //!
 //! The body of a control message is JSON ([`super::control`]); those of a ping and a pong are empty.
 
+use smallvec::SmallVec;
+
 use super::{MAX_BUFFERS, MAX_CLEAR, MAX_CONTROL, MAX_DATA, SECTOR};
 
 /// Bytes of a header.
@@ -97,6 +99,9 @@ pub struct Buffer {
     pub length: u64,
 }
 
+/// Pieces of the client's memory, in order; mostly there is one, for which no memory is taken.
+pub type Buffers = SmallVec<[Buffer; 1]>;
+
 /// A request, without the bytes of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -113,7 +118,7 @@ pub struct Request {
     /// In bytes, a multiple of [`SECTOR`].
     pub length: u64,
     /// The client's memory, for a store that reaches it; none: the bytes are in the frames.
-    pub buffers: Vec<Buffer>,
+    pub buffers: Buffers,
 }
 
 const STABLE: u8 = 1;
@@ -367,18 +372,20 @@ fn fixed_request(body: &[u8; REQUEST]) -> Result<(Request, u16), Malformed> {
         handle: u32::from_le_bytes([h0, h1, h2, h3]),
         offset,
         length,
-        buffers: Vec::new(),
+        buffers: Buffers::new(),
     };
     Ok((request, count))
 }
 
-fn buffers(list: &[u8], length: u64) -> Result<Vec<Buffer>, Malformed> {
-    let number = |bytes: &[u8]| bytes.first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-    let one = |bytes: &[u8]| {
-        let [address, key, length] = [0, 8, 16].map(|at| bytes.get(at..).map_or(0, number));
-        Buffer { address, key, length }
-    };
-    let all: Vec<Buffer> = list.chunks_exact(BUFFER).map(one).collect();
+fn buffers(list: &[u8], length: u64) -> Result<Buffers, Malformed> {
+    let mut all = Buffers::new();
+    let (list, _) = list.as_chunks::<8>();
+    for numbers in list.chunks_exact(BUFFER / 8) {
+        if let &[address, key, length] = numbers {
+            let [address, key, length] = [address, key, length].map(u64::from_le_bytes);
+            all.push(Buffer { address, key, length });
+        }
+    }
     let sum = all.iter().try_fold(0u64, |sum, buffer| {
         buffer.address.checked_add(buffer.length)?;
         sum.checked_add(buffer.length)

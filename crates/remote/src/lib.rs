@@ -25,7 +25,7 @@ pub mod near;
 mod server;
 
 pub use client::{Client, Unanswered};
-pub use frame::{Buffer, Malformed, Operation, Request, Status};
+pub use frame::{Buffer, Buffers, Malformed, Operation, Request, Status};
 pub use server::{Excess, Server};
 
 /// Version of the protocol that is spoken here.

@@ -78,6 +78,7 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Buffers;
     use crate::Operation;
 
     fn server(write: bool) -> Server {
@@ -104,7 +105,7 @@ mod tests {
             handle: 5,
             offset,
             length,
-            buffers: Vec::new(),
+            buffers: Buffers::new(),
         }
     }
 

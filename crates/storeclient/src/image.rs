@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
 use remote::control::{ImageName, Transport};
-use remote::{MAX_CLEAR, MAX_DATA, Operation, Request, SECTOR, Status};
+use remote::{Buffers, MAX_CLEAR, MAX_DATA, Operation, Request, SECTOR, Status};
 
 use crate::engine::{Engine, Shared};
 use crate::link::Job;
@@ -41,7 +41,7 @@ fn wait(ending: &Ending) -> Result<Option<Slot>, Error> {
 }
 
 fn request(operation: Operation, offset: u64, length: u64) -> Request {
-    let (stable, handle, buffers) = (false, 0, Vec::new());
+    let (stable, handle, buffers) = (false, 0, Buffers::new());
     let unmap = operation == Operation::WriteZeroes;
     Request { operation, stable, unmap, handle, offset, length, buffers }
 }

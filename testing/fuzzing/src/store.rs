@@ -111,7 +111,7 @@ fn disk(data: &[u8]) {
                     handle: 0,
                     offset: if flush { 0 } else { offset * SECTOR },
                     length: if flush { 0 } else { sectors * SECTOR },
-                    buffers: Vec::new(),
+                    buffers: remote::Buffers::new(),
                 };
                 client.push(request, pushed);
                 pushed += 1;

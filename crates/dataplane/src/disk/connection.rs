@@ -57,7 +57,7 @@ impl Connection {
     /// There is no memory for it, or the fabric does not take it; that of the endpoint.
     pub(crate) fn rma(
         fabric: &Fabric,
-        endpoint: impl FnOnce(Depth) -> Result<Fresh, fabric::Error>,
+        endpoint: impl FnOnce(Depth) -> Result<Fresh<Box<Frame>>, fabric::Error>,
         opened: Opened,
         write: bool,
         near: bool,
@@ -112,13 +112,13 @@ impl Connection {
             Line::Wire(line) if line.wire.is_behind() => self.flush()?,
             Line::Wire(_) => {}
             Line::Rma(line) if line.asked => {}
-            Line::Rma(line) => line.ask()?,
+            Line::Rma(line) => line.ask(judge)?,
         }
         loop {
             let next = match &mut self.line {
                 Line::Wire(line) => {
                     if line.expects() {
-                        return Ok(match line.arrived(judge.straight)? {
+                        return Ok(match line.arrived(judge)? {
                             None => Popped::Nothing,
                             Some((frame, stored)) => self.popped(frame, stored, judge),
                         });
@@ -126,8 +126,8 @@ impl Connection {
                     line.wire.item(said)?
                 }
                 Line::Rma(line) => {
-                    if let Some((number, result)) = line.rma.moved() {
-                        return self.moved(number, result.is_ok(), judge);
+                    if let Some((frame, reached)) = line.moved() {
+                        return self.moved(frame, reached, judge);
                     }
                     let item = line.rma.item(said)?;
                     line.asked &= item.is_some();
@@ -154,10 +154,22 @@ impl Connection {
             let may = self.server.begins(&request).map_err(excess)?;
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
-            let image = judge.straight.filter(|_| may.is_ok());
-            let way = self.line.way(image, &request);
+            let way = match may {
+                Ok(()) => self.line.way(judge, &request),
+                Err(_) => Way::Pool,
+            };
             let fetched = matches!(self.line, Line::Rma(_)) && write && !request.buffers.is_empty();
+            let inline = match &mut self.line {
+                Line::Rma(line) if write && !fetched => Some(line.rma.data(bytes)?),
+                _ => None,
+            };
+            // Mostly it goes from the message to the image at once.
+            let image = judge.straight().filter(|_| may.is_ok()).and_then(|image| image.mapped);
+            let stored = inline.as_ref().zip(image).is_some_and(|(data, image)| {
+                image.transfer(Access::Write, request.offset, data).is_some_and(|done| done.is_ok())
+            });
             let bytes = match way {
+                _ if stored => 0,
                 Way::Stream(_) | Way::Image(_) if !write => 0,
                 // It is lent when it is fetched.
                 Way::Pool if fetched => 0,
@@ -167,12 +179,13 @@ impl Connection {
             let (loan, data) = self.pool.take(bytes).ok_or_else(no_memory)?;
             let refused = may.err();
             let frame = Box::new(Frame { tag, request, loan, data, way, refused });
+            if let Some(data) = inline {
+                data.copy_across(&frame.data);
+                let stored = if stored { data.len() } else { 0 };
+                return Ok(self.popped(frame, stored, judge));
+            }
             match &mut self.line {
                 Line::Wire(line) if write => line.begin(frame),
-                Line::Rma(line) if write && frame.request.buffers.is_empty() => {
-                    line.rma.data(&frame.data)?;
-                    return Ok(self.popped(frame, 0, judge));
-                }
                 Line::Rma(line) if fetched && frame.refused.is_none() => {
                     line.waiting.push_back(frame);
                     self.fetch()?;
@@ -212,10 +225,14 @@ impl Connection {
     }
 
     /// A move has ended.
-    fn moved(&mut self, number: u64, reached: bool, judge: &Judge<'_>) -> Result<Popped, Fault> {
+    fn moved(
+        &mut self,
+        frame: Box<Frame>,
+        reached: bool,
+        judge: &Judge<'_>,
+    ) -> Result<Popped, Fault> {
         self.looks = 0;
-        let Line::Rma(line) = &mut self.line else { return Ok(Popped::Answered) };
-        if let Some(frame) = line.fetched(number) {
+        if frame.request.operation == Operation::Write {
             self.fetch()?;
             if reached {
                 return Ok(self.popped(frame, 0, judge));
@@ -223,14 +240,12 @@ impl Connection {
             self.answer(frame, Status::Unreachable);
             return Ok(Popped::Answered);
         }
-        let told = line.rma.fabric().delivers();
-        if let Some(frame) = line.storing.remove(&number) {
+        let tag = frame.tag;
+        self.ended(*frame);
+        let told = matches!(&self.line, Line::Rma(line) if line.rma.fabric().delivers());
+        if !reached || !told {
             let status = if reached { Status::Ok } else { Status::Unreachable };
-            let tag = frame.tag;
-            self.ended(*frame);
-            if !reached || !told {
-                self.say(|to| frame::reply(to, tag, status, 0))?;
-            }
+            self.say(|to| frame::reply(to, tag, status, 0))?;
         }
         Ok(Popped::Answered)
     }
@@ -282,7 +297,7 @@ impl Connection {
             work,
             past_image: false,
         };
-        Popped::Job(Job { segments, request })
+        Popped::Job(Box::new(Job { segments, request }))
     }
 
     pub(super) fn complete(&mut self, request: Request, result: &io::Result<()>) {

@@ -123,6 +123,12 @@ impl Manners {
         manner
     }
 
+    /// What a file is mapped by, if it is known to be in memory.
+    pub(crate) fn in_memory(&self, file: &Arc<File>) -> Option<Option<&Mapped>> {
+        let known = self.files.iter().find(|known| Arc::ptr_eq(&known.file, file))?;
+        (known.manner == Manner::Inline).then_some(known.mapped.as_ref())
+    }
+
     /// A file that is mapped.
     pub(crate) fn mapped(&self, file: &Arc<File>) -> Option<&Mapped> {
         let known = self.files.iter().find(|known| Arc::ptr_eq(&known.file, file));

@@ -3,7 +3,6 @@
 //! The worker pushes requests and pumps; control makes connections and hands them over. While there
 //! is none, requests wait. What ends a connection is told to control, which makes another one.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use guestmem::{Access, Segments};
 use line::{INLINE, Rma, Wire, WireError};
 use remote::control::Opened;
 use remote::frame::{self, FromStore};
-use remote::{Client, MAX_DATA, Operation, Request, Status};
+use remote::{Buffers, Client, MAX_DATA, Operation, Request, Status};
 use tokio::sync::mpsc;
 
 use super::Disk;
@@ -44,17 +43,15 @@ pub(crate) enum Line {
 }
 
 /// What a step of a request came to.
-pub(super) type Stepped = (Job, io::Result<u64>);
+pub(super) type Stepped = (Box<Job>, io::Result<u64>);
 
 /// The requests of a disk to its store.
 #[derive(Debug)]
 pub(crate) struct Link {
-    client: Client<Job>,
+    client: Client<Asked>,
     line: Option<Line>,
     /// The reply whose data is arriving.
     arriving: Option<Arriving>,
-    /// Keeps memory registered that the store may reach, by the tag of the request.
-    reached: BTreeMap<u64, Registration>,
     /// The disk, whose guest's memory it is.
     disk: Option<Arc<Disk>>,
     /// Something may have arrived.
@@ -65,6 +62,14 @@ pub(crate) struct Link {
     failing: bool,
     /// Where control hears that a connection has ended, and why.
     ends: mpsc::UnboundedSender<String>,
+}
+
+/// What was asked for.
+#[derive(Debug)]
+struct Asked {
+    job: Box<Job>,
+    /// Keeps the memory registered that the store may reach.
+    reached: Option<Registration>,
 }
 
 #[derive(Debug)]
@@ -83,7 +88,7 @@ fn ask(job: &Job) -> Option<Request> {
         handle: 0,
         offset,
         length,
-        buffers: Vec::new(),
+        buffers: Buffers::new(),
     };
     match &job.request.work {
         Work::Transfer { access, offset, stable, .. } => {
@@ -134,7 +139,6 @@ impl Link {
             client: Client::default(),
             line: None,
             arriving: None,
-            reached: BTreeMap::new(),
             disk: None,
             readable: false,
             asked: None,
@@ -145,9 +149,11 @@ impl Link {
 
     /// Has the next step of a request done by the store. The request comes back if the store was away
     /// for too long.
-    pub(super) fn push(&mut self, job: Job) -> Option<Job> {
+    pub(super) fn push(&mut self, job: Box<Job>) -> Option<Box<Job>> {
         match ask(&job) {
-            Some(request) if !self.failing => self.client.push(request, job),
+            Some(request) if !self.failing => {
+                self.client.push(request, Asked { job, reached: None });
+            }
             _ => return Some(job),
         }
         None
@@ -167,7 +173,7 @@ impl Link {
         if self.line.is_none() {
             self.failing = true;
             let away = |job| (job, Err(io::Error::from(io::ErrorKind::TimedOut)));
-            done.extend(self.client.take_back(|_| true).into_iter().map(|back| away(back.job)));
+            done.extend(self.client.take_back(|_| true).into_iter().map(|back| away(back.job.job)));
         }
     }
 
@@ -187,7 +193,7 @@ impl Link {
         if self.line.is_some() {
             return 0;
         }
-        self.client.take_back(|job| job.request.queue == queue).len()
+        self.client.take_back(|asked| asked.job.request.queue == queue).len()
     }
 
     fn disconnect(&mut self) -> bool {
@@ -200,7 +206,7 @@ impl Link {
         self.arriving = None;
         let was = self.line.take().is_some();
         // Nobody reaches it any more.
-        self.reached.clear();
+        self.client.waiting().for_each(|asked| asked.reached = None);
         was
     }
 
@@ -241,7 +247,7 @@ impl Link {
             && let Some((gone, _)) = self.client.answered(*tag, Status::Failed)
         {
             // It is not sent again. The session of that memory ends by itself.
-            done.push((gone.job, Err(io::Error::other("the guest's memory has vanished"))));
+            done.push((gone.job.job, Err(io::Error::other("the guest's memory has vanished"))));
         }
         if self.disconnect() {
             // Nobody listens any more if the disk is being removed.
@@ -260,10 +266,10 @@ impl Link {
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = self.client.send() {
-                let request = Request { handle, ..sent.request.clone() };
+                let request = Request { handle, buffers: Buffers::new(), ..sent.request };
                 wire.frame(|bytes| frame::request(bytes, tag, &request));
                 if request.operation == Operation::Write {
-                    wire.lend(tag, sent.job.segments.first(request.length));
+                    wire.lend(tag, sent.job.job.segments.first(request.length));
                 }
             }
             wire.flush()?;
@@ -291,8 +297,7 @@ impl Link {
     }
 
     fn try_pump_rma(&mut self, done: &mut Vec<Stepped>) -> Result<(), WireError> {
-        let Self { line: Some(Line::Rma(rma)), client, reached, disk: Some(disk), .. } = self
-        else {
+        let Self { line: Some(Line::Rma(rma)), client, disk: Some(disk), .. } = self else {
             return Ok(());
         };
         // What is sent now is not answered yet.
@@ -300,14 +305,14 @@ impl Link {
         let mut left = BURST;
         loop {
             while let Some((tag, handle, sent)) = client.send() {
-                let mut request = Request { handle, ..sent.request.clone() };
+                let mut request = Request { handle, buffers: Buffers::new(), ..sent.request };
                 if request.operation == Operation::Write && request.length <= INLINE {
-                    let data = sent.job.segments.first(request.length);
+                    let data = sent.job.job.segments.first(request.length);
                     rma.frame_with(tag, &data, |bytes| frame::request(bytes, tag, &request))?;
                     continue;
                 }
                 if request.operation.moves() {
-                    let segments = sent.job.segments.first(request.length);
+                    let segments = sent.job.job.segments.first(request.length);
                     let Some((registration, buffers)) = disk.reach.of(&segments) else {
                         // It is asked for again on the next connection, which is by TCP.
                         if disk.reach.gave_up() {
@@ -316,7 +321,7 @@ impl Link {
                         return Err(WireError::Vanished(tag));
                     };
                     request.buffers = buffers;
-                    reached.insert(tag, registration);
+                    sent.job.reached = Some(registration);
                 }
                 rma.frame(|bytes| frame::request(bytes, tag, &request))?;
             }
@@ -329,10 +334,9 @@ impl Link {
             let before = done.len();
             while let Some(half) = rma.told() {
                 let tag = client.delivered(half).map_err(WireError::Unexpected)?;
-                reached.remove(&tag);
                 if let Some((answered, _)) = client.answered(tag, Status::Ok) {
                     let moved = answered.request.length;
-                    done.push((answered.job, Ok(moved)));
+                    done.push((answered.job.job, Ok(moved)));
                 }
             }
             while let Some(next) = rma.item(|item| FromStore::of(&item))? {
@@ -346,10 +350,12 @@ impl Link {
                         let answered = client.answered(tag, status);
                         let (answered, status) =
                             answered.ok_or(WireError::Unexpected("a reply to no request"))?;
-                        reached.remove(&tag);
                         let moved = answered.request.length;
                         let ok = status == Status::Ok;
-                        done.push((answered.job, if ok { Ok(moved) } else { Err(error(status)) }));
+                        done.push((
+                            answered.job.job,
+                            if ok { Ok(moved) } else { Err(error(status)) },
+                        ));
                     }
                 }
                 left -= 1;
@@ -400,7 +406,7 @@ impl Link {
 /// Takes the next thing that has arrived; whether there was one.
 fn arrive(
     wire: &mut Wire,
-    client: &mut Client<Job>,
+    client: &mut Client<Asked>,
     arriving: &mut Option<Arriving>,
     done: &mut Vec<Stepped>,
 ) -> Result<bool, WireError> {
@@ -426,7 +432,7 @@ fn arrive(
                 (Status::Ok, true) => Err(io::Error::other("the guest's memory has vanished")),
                 (status, _) => Err(error(status)),
             };
-            done.push((answered.job, result));
+            done.push((answered.job.job, result));
         }
         *arriving = None;
         return Ok(true);
@@ -438,11 +444,12 @@ fn arrive(
         FromStore::Reply { tag, status, data } => {
             let sent = client.reply(tag, status, data).map_err(WireError::Unexpected)?;
             if data > 0 {
-                *arriving = Some(Arriving { tag, to: Ok(sent.job.segments.first(data.into())) });
+                *arriving =
+                    Some(Arriving { tag, to: Ok(sent.job.job.segments.first(data.into())) });
             } else if let Some((answered, status)) = client.answered(tag, status) {
                 let moved = answered.request.length;
                 let result = if status == Status::Ok { Ok(moved) } else { Err(error(status)) };
-                done.push((answered.job, result));
+                done.push((answered.job.job, result));
             }
         }
     }

@@ -23,7 +23,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use disk::config::Rules;
 use disk::qos::Limiter;
@@ -34,10 +33,11 @@ use tokio::sync::oneshot;
 
 use super::file::Manners;
 use super::image::DiskImage;
-use super::link::Link;
+use super::link::{Link, Stepped};
 use super::queue::LiveQueue;
 use super::request::{Job, Request};
 use super::{Disk, DiskId};
+use crate::clock::Clock;
 use crate::mailbox::Mailbox;
 
 /// What a disk needs of its worker.
@@ -46,14 +46,14 @@ pub(crate) struct Tools<'w> {
     pub(crate) ring: Option<&'w mut Ring<Transfer<Request>>>,
     pub(crate) runtime: &'w Handle,
     pub(crate) mailbox: &'w Mailbox,
-    pub(crate) epoch: Instant,
-    /// Nanoseconds since then, lately.
+    pub(crate) clock: Clock,
+    /// What it said lately.
     pub(crate) now: u64,
 }
 
 impl Tools<'_> {
     fn look_at_clock(&mut self) -> u64 {
-        self.now = self.epoch.elapsed().as_nanos() as u64;
+        self.now = self.clock.now();
         self.now
     }
 }
@@ -75,18 +75,20 @@ pub(crate) struct LiveDisk {
     in_ring: usize,
     /// To the store that has the image.
     link: Option<Link>,
+    /// Room for what it has done.
+    done: Vec<Stepped>,
     /// Steps that wait for a thread, and how many have one.
-    slow: (VecDeque<Job>, usize),
+    slow: (VecDeque<Box<Job>>, usize),
     /// Something has come from another host.
     heard: bool,
     /// Requests that write past the image.
     past_image: usize,
     /// Clearings that wait until there are none of those, and how many are under way.
-    clearings: (VecDeque<Job>, usize),
+    clearings: (VecDeque<Box<Job>>, usize),
 }
 
 /// A request that has ended, and how.
-type Ended = (Request, io::Result<()>);
+type Ended = (Box<Job>, io::Result<()>);
 
 impl LiveDisk {
     pub(crate) fn new(
@@ -102,6 +104,7 @@ impl LiveDisk {
         LiveDisk {
             image,
             link,
+            done: Vec::new(),
             paused: false,
             pausing: None,
             queues: disk.counters.iter().map(|_| None).collect(),

@@ -1,11 +1,11 @@
 //! Memory of a store's connection, through which the data of its requests goes.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use smallvec::SmallVec;
 
 /// What pieces begin and end at: any file can be read to and written from them.
 const PAGE: u64 = 4096;
@@ -14,13 +14,13 @@ const PAGE: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Pool {
     memory: Arc<GuestMemory>,
-    /// Where free ranges begin, and their bytes; no two of them touch.
-    free: BTreeMap<u64, u64>,
+    /// Where free ranges begin, and their bytes: in order, no two of them touch. There are few.
+    free: Vec<(u64, u64)>,
 }
 
 /// A part of the pool, to be given back.
-#[derive(Debug)]
-pub(super) struct Loan(Vec<(u64, u64)>);
+#[derive(Debug, Default)]
+pub(super) struct Loan(SmallVec<[(u64, u64); 1]>);
 
 impl Pool {
     /// All of it.
@@ -36,53 +36,63 @@ impl Pool {
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
         let memory = GuestMemory::map(&[(spec, RegionFile::from(file))]);
         let memory = memory.map_err(io::Error::other)?;
-        Ok(Pool { memory: Arc::new(memory), free: BTreeMap::from([(0, size)]) })
+        Ok(Pool { memory: Arc::new(memory), free: vec![(0, size)] })
     }
 
     /// Memory for so many bytes, in as few pieces as there are; `None`: there is not as much.
     pub(super) fn take(&mut self, bytes: u64) -> Option<(Loan, Segments)> {
+        if bytes == 0 {
+            return Some((Loan::default(), Segments::new(&self.memory)));
+        }
         let mut left = bytes.next_multiple_of(PAGE);
-        let mut ranges = Vec::new();
-        // The first that is large enough, or else whatever there is.
-        let whole = self.free.iter().find(|(_, size)| **size >= left).map(|(start, _)| *start);
+        let mut ranges = SmallVec::new();
+        // The end of the first that is large enough, or else whatever there is.
+        let whole = self.free.iter().position(|(_, size)| *size >= left);
         while left > 0 {
-            let (start, size) = match whole {
-                Some(start) => (start, self.free.remove(&start)?),
-                None => match self.free.pop_first() {
-                    Some(range) => range,
-                    None => {
-                        self.give_back(Loan(ranges));
-                        return None;
-                    }
-                },
+            let place = whole.or(self.free.len().checked_sub(1));
+            let Some((start, size)) = place.and_then(|place| self.free.get_mut(place)) else {
+                self.give_back(Loan(ranges));
+                return None;
             };
-            let some = left.min(size);
-            if size > some {
-                self.free.insert(start + some, size - some);
-            }
-            ranges.push((start, some));
+            let some = left.min(*size);
+            *size -= some;
             left -= some;
+            ranges.push((*start + *size, some));
+            if *size == 0 {
+                place.map(|place| self.free.remove(place));
+            }
         }
         let slices = ranges
             .iter()
             .filter_map(|&(start, size)| self.memory.slice(start, u32::try_from(size).ok()?));
-        let segments = Segments::of(&self.memory, slices)?.first(bytes);
+        let mut segments = Segments::of(&self.memory, slices)?;
+        if segments.len() > bytes {
+            segments = segments.first(bytes);
+        }
         Some((Loan(ranges), segments))
     }
 
     /// Gives memory back that nobody uses any more.
     pub(super) fn give_back(&mut self, loan: Loan) {
-        for (mut start, mut size) in loan.0 {
-            if let Some((&before, &bytes)) = self.free.range(..start).next_back()
-                && before + bytes == start
-            {
-                self.free.remove(&before);
-                (start, size) = (before, bytes + size);
+        for (start, size) in loan.0 {
+            let place = self.free.partition_point(|(other, _)| *other < start);
+            self.free.insert(place, (start, size));
+            self.join(place);
+            if let Some(before) = place.checked_sub(1) {
+                self.join(before);
             }
-            if let Some(bytes) = self.free.remove(&(start + size)) {
-                size += bytes;
+        }
+    }
+
+    /// Makes one of a free range and the next one, if they touch.
+    fn join(&mut self, place: usize) {
+        if let Some(&[(start, size), (next, more)]) = self.free.get(place..place + 2)
+            && start + size == next
+        {
+            self.free.remove(place + 1);
+            if let Some((_, size)) = self.free.get_mut(place) {
+                *size += more;
             }
-            self.free.insert(start, size);
         }
     }
 }
@@ -124,7 +134,7 @@ mod tests {
             for (loan, ..) in lent {
                 pool.give_back(loan);
             }
-            prop_assert_eq!(pool.free, BTreeMap::from([(0, SIZE)]));
+            prop_assert_eq!(pool.free, vec![(0, SIZE)]);
         }
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::Disk;
 use super::connection::Connection;
+use super::file::Manners;
 use super::mapped::Mapped;
 use super::request::{Job, Request};
 use super::ring::Ring;
@@ -26,7 +27,7 @@ pub(crate) struct LiveQueue {
     /// Popped, and not ended.
     pub(super) in_flight: usize,
     /// Waits until this time for the disk's limits; nothing is popped before.
-    pub(super) held: Option<(u64, Job)>,
+    pub(super) held: Option<(u64, Box<Job>)>,
     /// Ended since who asked was told last.
     pub(super) untold: usize,
     /// Who waits for it to be quiet.
@@ -46,7 +47,7 @@ pub(super) enum Popped {
     Nothing,
     /// Something that was answered at once: a request that makes no sense, or a question.
     Answered,
-    Job(Job),
+    Job(Box<Job>),
 }
 
 /// A source that cannot be gone on with.
@@ -62,8 +63,16 @@ pub(super) struct Judge<'d> {
     pub(super) rules: &'d Rules,
     pub(super) queue: usize,
     pub(super) now: u64,
-    /// The image is this file in memory.
-    pub(super) straight: Option<Straight<'d>>,
+    /// The image is this file, of which all may be used at once.
+    pub(super) file: Option<(&'d Arc<File>, &'d Manners)>,
+}
+
+impl<'d> Judge<'d> {
+    /// The image, if it is a file that is known to be in memory.
+    pub(super) fn straight(&self) -> Option<Straight<'d>> {
+        let (file, manners) = self.file?;
+        manners.in_memory(file).map(|mapped| Straight { file, mapped })
+    }
 }
 
 /// A file in memory, of which much is sent without a copy.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fabric::{Fabric, Registration, Remote, Rights};
 use guestmem::{GuestMemory, Segments};
 use parking_lot::Mutex;
-use remote::Buffer;
+use remote::{Buffer, Buffers};
 
 /// Guest memories that are remembered: a front end that changes its memory has one or two.
 const MEMORIES: usize = 4;
@@ -92,7 +92,7 @@ impl Reach {
     }
 
     /// By what a store reaches these segments, as long as the registration is kept.
-    pub(crate) fn of(&self, segments: &Segments) -> Option<(Registration, Vec<Buffer>)> {
+    pub(crate) fn of(&self, segments: &Segments) -> Option<(Registration, Buffers)> {
         let registration = self.known.lock().registration(segments.memory()).ok()?;
         let one = |Remote { address, key, length }| Buffer { address, key, length };
         let buffers = registration.remote(segments)?.into_iter().map(one).collect();

@@ -15,7 +15,7 @@ use virtqueue::Ticket;
 use super::DiskId;
 use super::pool::Loan;
 
-/// A request, and the guest memory it has left to move.
+/// A request, and the guest memory it has left to move: in a box from its pop to its end, as it changes hands often.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) segments: Segments,
@@ -50,7 +50,7 @@ pub(super) enum Origin {
 
 /// A request of another host.
 #[derive(Debug)]
-pub(super) struct Frame {
+pub(crate) struct Frame {
     pub(super) tag: u64,
     pub(super) request: remote::Request,
     /// Where its data is: nowhere for a read that goes another way, or before it is fetched.

@@ -98,7 +98,7 @@ impl Ring {
             work,
             past_image: false,
         };
-        Ok(Popped::Job(Job { segments, request }))
+        Ok(Popped::Job(Box::new(Job { segments, request })))
     }
 
     pub(super) fn complete(&mut self, request: Request, result: &io::Result<()>) {

@@ -108,7 +108,7 @@ impl Host {
     ) -> Result<T, HostError> {
         let workers = &self.0.workers;
         let worker = spec.worker.unwrap_or_else(|| workers.choose(None, None));
-        let now = self.0.epoch.elapsed().as_nanos() as u64;
+        let now = self.0.clock.now();
         let mut tables = self.0.tables.lock();
         let free = (0..u16::MAX).map(DiskId).find(|id| !tables.disks.contains_key(id));
         let made = config::make(free.ok_or(HostError::TooManyDisks)?, spec, worker, now, far)?;
@@ -195,7 +195,7 @@ impl Host {
     ///
     /// It does not exist.
     pub fn limit_disk(&self, id: DiskId, limits: &DiskLimits) -> Result<(), HostError> {
-        let now = self.0.epoch.elapsed().as_nanos() as u64;
+        let now = self.0.clock.now();
         let limiter = config::limiter(limits, now);
         if let Some(front) = self.front(id) {
             // Nobody listens once this process serves the guest.

@@ -1,13 +1,12 @@
 //! The disks of a worker, and the ring their files are read and written by.
 
-use std::time::Instant;
-
 use guestmem::Transfer;
 use sys::uring::Ring;
 use tokio::runtime::Handle;
 
 use super::Worker;
 use super::sleep::{Bed, Token};
+use crate::clock::Clock;
 use crate::disk::link::Line;
 use crate::disk::live::{LiveDisk, Tools};
 use crate::disk::queue::Waker;
@@ -36,7 +35,10 @@ pub(super) struct Disks {
     ring: Option<Ring<Transfer<Request>>>,
     /// For what may wait.
     runtime: Handle,
-    epoch: Instant,
+    clock: Clock,
+    /// What it said last; and whether that was when others had run, just before this pass.
+    now: u64,
+    back: bool,
     /// The CPU is not offered before, in nanoseconds.
     way_after: u64,
     rhythm: Rhythm,
@@ -72,22 +74,18 @@ impl Rhythm {
 }
 
 impl Disks {
-    pub(super) fn new(runtime: Handle, epoch: Instant) -> Self {
+    pub(super) fn new(runtime: Handle, clock: Clock) -> Self {
         Self {
             live: Vec::new(),
             count: 0,
             ring: None,
             runtime,
-            epoch,
+            clock,
+            now: 0,
+            back: false,
             way_after: 0,
             rhythm: Rhythm::default(),
         }
-    }
-
-    /// Whether a pass would find something.
-    fn waiting(&mut self) -> bool {
-        self.ring.as_mut().is_some_and(Ring::ready)
-            || self.live.iter().flatten().any(|disk| disk.waiting())
     }
 
     /// Whether there is something to do that no other host is waited for with.
@@ -103,8 +101,9 @@ impl Disks {
         self.live.iter().flatten().any(|disk| disk.is_behind()).then_some(length)
     }
 
-    fn now(&self) -> u64 {
-        self.epoch.elapsed().as_nanos() as u64
+    fn look_at_clock(&mut self) -> u64 {
+        self.now = self.clock.now();
+        self.now
     }
 
     /// Calls this for a disk, with what it needs.
@@ -114,32 +113,45 @@ impl Disks {
         mailbox: &Mailbox,
         call: impl FnOnce(&mut LiveDisk, &mut Tools<'_>) -> R,
     ) -> Option<R> {
-        let now = self.now();
-        let Self { live, ring, runtime, epoch, .. } = self;
+        let now = self.look_at_clock();
+        let Self { live, ring, runtime, clock, .. } = self;
         let disk = live.get_mut(usize::from(id.0))?.as_deref_mut()?;
-        let mut tools = Tools { ring: ring.as_mut(), runtime, mailbox, epoch: *epoch, now };
+        let mut tools = Tools { ring: ring.as_mut(), runtime, mailbox, clock: *clock, now };
         Some(call(disk, &mut tools))
     }
 
     /// One pass: what is there is popped, what has ended is given back. Returns how many requests
-    /// that were.
-    fn pass(&mut self, mailbox: &Mailbox) -> usize {
-        let now = self.now();
-        let Self { live, ring, runtime, epoch, .. } = self;
+    /// that were, and whether the clock was looked at.
+    fn pass(&mut self, mailbox: &Mailbox) -> (usize, bool) {
+        let mut looked = std::mem::take(&mut self.back);
+        let Self { live, ring, runtime, clock, now, .. } = self;
+        let mut any = ring.as_mut().is_some_and(Ring::ready);
         let mut taken = 0;
         for disk in live.iter_mut().flatten() {
-            let due = disk.deadline().is_some_and(|at| at <= now);
-            if due || disk.waiting() {
-                let mut tools = Tools { ring: ring.as_mut(), runtime, mailbox, epoch: *epoch, now };
+            let waiting = disk.waiting();
+            let deadline = disk.deadline();
+            if !waiting && deadline.is_none() {
+                continue;
+            }
+            if !looked {
+                *now = clock.now();
+                looked = true;
+            }
+            if waiting || deadline.is_some_and(|at| at <= *now) {
+                any = true;
+                let (ring, clock) = (ring.as_mut(), *clock);
+                let mut tools = Tools { ring, runtime, mailbox, clock, now: *now };
                 taken += disk.pass(&mut tools);
+                *now = tools.now;
             }
         }
-        taken + self.reap(mailbox)
+        let ended = if any { self.reap(mailbox) } else { 0 };
+        (taken + ended, looked)
     }
 
     /// Has the ring begin with what was pushed, and takes what has ended: what comes of that is for the next pass.
     fn reap(&mut self, mailbox: &Mailbox) -> usize {
-        let Some(ring) = &mut self.ring else { return 0 };
+        let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) else { return 0 };
         if let Err(error) = ring.submit() {
             tracing::debug!(%error, "the ring takes no more for now");
         }
@@ -148,11 +160,11 @@ impl Disks {
             ended += 1;
             let Transfer { segments, owner: request, .. } = transfer;
             let (id, result) = (request.disk, result.map(u64::from));
-            let job = Job { segments, request };
+            let job = Box::new(Job { segments, request });
             self.with(id, mailbox, |disk, tools| disk.ring_ended(job, result, tools));
         }
         if ended > 0 {
-            self.rhythm.ended(self.now());
+            self.rhythm.ended(self.clock.now());
             self.close();
         }
         ended
@@ -162,19 +174,21 @@ impl Disks {
     /// CPU (a flush, or the first write after a file's time has moved on), and, when there is nothing
     /// else to do, the other side of a connection to or from a store. They would wait for the end of
     /// this worker's time slice otherwise, milliseconds. Without such a thread it costs a system call.
-    fn give_way(&mut self, idle: bool) {
+    /// `looked`: at the clock, in this pass.
+    fn give_way(&mut self, idle: bool, looked: bool) {
         let far = idle && self.live.iter().flatten().any(|disk| disk.is_far());
         if !far && self.ring.as_ref().is_none_or(|ring| ring.in_flight() == 0) {
             return;
         }
         // Who was away for long, but brought something, was who is waited for.
         let heard = self.live.iter_mut().flatten().fold(false, |any, disk| disk.heard() | any);
-        let now = self.now();
+        let now = if looked { self.now } else { self.look_at_clock() };
         if now < self.way_after && !heard {
             return;
         }
         rustix::thread::sched_yield();
-        let back = self.now();
+        let back = self.look_at_clock();
+        self.back = true;
         let away = back - now;
         // Somebody who was not waited for took a whole time slice: it is not offered again so soon.
         self.way_after = back
@@ -254,16 +268,12 @@ impl Worker {
         if self.disks.count == 0 {
             return 0;
         }
-        let due = self.disks.waiting() || self.disk_due();
-        let done = if due { self.disks.pass(&self.shared.mailbox) } else { 0 };
+        // Between others and this pass were frames.
+        self.disks.back &= frames == 0;
+        let (done, looked) = self.disks.pass(&self.shared.mailbox);
         let idle = frames == 0 && (done == 0 || !self.disks.is_near());
-        self.disks.give_way(idle);
+        self.disks.give_way(idle, looked);
         done
-    }
-
-    /// Whether a request that waited for its disk's limits may go on.
-    fn disk_due(&self) -> bool {
-        self.disk_deadline().is_some_and(|at| at <= self.disks.now())
     }
 
     /// When that is for the first of them, in nanoseconds.
@@ -350,7 +360,7 @@ impl Worker {
             }
             DiskCommand::Slow(job, result) => {
                 disks.with(id, mailbox, |disk, tools| {
-                    disk.slow_ended(*job, result, tools);
+                    disk.slow_ended(job, result, tools);
                     disk.close_all();
                 });
             }

@@ -21,7 +21,7 @@ mod sleep;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pace::{Idle, Pace, Profile, Vigil};
 use packet::{Head, Offloads, RawVirtioNetHdr};
@@ -32,6 +32,7 @@ use sys::wakeup::QuickWakeup;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::clock::Clock;
 use crate::counters::Counter;
 use crate::disk::{DiskCommand, DiskId};
 use crate::egress::{Egress, Workshop};
@@ -154,7 +155,7 @@ pub(crate) struct Worker {
     /// Of the CPU it keeps to; none: it wakes up as it does.
     wakeup: Option<QuickWakeup>,
     bed: Bed,
-    epoch: Instant,
+    clock: Clock,
     now_ms: u64,
     /// When routers were given their counts.
     settled_ms: u64,
@@ -170,16 +171,16 @@ struct Scratch {
 }
 
 impl Worker {
-    /// A worker with no queues. `epoch` is when its clock, shared with all others, is zero.
+    /// A worker with no queues. `clock` is that of all workers.
     pub(crate) fn new(
         shared: Arc<Shared>,
         switch: &Switch,
         polling: Profile,
-        epoch: Instant,
+        clock: Clock,
         runtime: Handle,
     ) -> std::io::Result<Self> {
         let bed = Bed::new(shared.mailbox.wake_fd())?;
-        let now = epoch.elapsed().as_nanos() as u64;
+        let now = clock.now();
         let cpu = shared.cpu.filter(|_| polling.wakes_quickly());
         Ok(Self {
             wakeup: cpu.and_then(quick_wakeup),
@@ -190,18 +191,18 @@ impl Worker {
             taps: Vec::new(),
             tapped: false,
             arrivals: Arrivals::default(),
-            disks: Disks::new(runtime, epoch),
+            disks: Disks::new(runtime, clock),
             cache: Cache::default(),
             scratch: Scratch {
                 head: Head::new(),
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
                 spare: vec![0; FRAME_MAX].into_boxed_slice(),
-                workshop: Workshop::new(epoch),
+                workshop: Workshop::new(clock),
             },
             pace: Pace::new(polling, now),
             vigil: Vigil::default(),
             bed,
-            epoch,
+            clock,
             now_ms: 0,
             settled_ms: 0,
             exit: false,
@@ -219,7 +220,7 @@ impl Worker {
                 }
             }
             if turns.is_multiple_of(HOUSEKEEPING) {
-                self.tick(Instant::now());
+                self.tick(self.clock.now());
                 self.look_around();
             }
             let frames = self.pass();
@@ -245,7 +246,7 @@ impl Worker {
             }
             looks = LOOKS / (1 + self.tx.len());
             self.settle();
-            let now = self.now_ns();
+            let now = self.clock.now();
             let idle = self.pace.idle(now, self.disks.awaited(now));
             self.shared.busy_ns.set(self.pace.busy_ns(now));
             match idle {
@@ -284,16 +285,10 @@ impl Worker {
         frames
     }
 
-    /// Nanoseconds since the data plane started.
-    fn now_ns(&self) -> u64 {
-        self.epoch.elapsed().as_nanos() as u64
-    }
-
-    fn tick(&mut self, now: Instant) {
-        let since = now.duration_since(self.epoch);
-        self.now_ms = since.as_millis() as u64;
+    fn tick(&mut self, now: u64) {
+        self.now_ms = now / 1_000_000;
         // A worker that never rests is seen to be busy, too.
-        self.shared.busy_ns.set(self.pace.busy_ns(since.as_nanos() as u64));
+        self.shared.busy_ns.set(self.pace.busy_ns(now));
         if self.now_ms.wrapping_sub(self.settled_ms) >= SETTLE_MS {
             self.settled_ms = self.now_ms;
             self.cache.settle(self.switch.snapshot());
@@ -359,7 +354,7 @@ impl Worker {
             return;
         }
         self.shared.naps.add(1);
-        let end = Instant::now() + length;
+        let end = self.clock.now() + length.as_nanos() as u64;
         let mut left = length;
         while !left.is_zero() {
             let limit = self.limit_for_disks(Some(left));
@@ -368,21 +363,21 @@ impl Worker {
             if !self.rest(WorkerState::Napping, limit) {
                 return;
             }
-            left = end.saturating_duration_since(Instant::now());
+            left = Duration::from_nanos(end.saturating_sub(self.clock.now()));
         }
     }
 
     /// A rest of at most `limit`, in which no request to a disk falls due.
     fn limit_for_disks(&self, limit: Option<Duration>) -> Option<Duration> {
         let due = self.disk_deadline();
-        let due = due.map(|at| Duration::from_nanos(at.saturating_sub(self.now_ns())));
+        let due = due.map(|at| Duration::from_nanos(at.saturating_sub(self.clock.now())));
         [limit, due].into_iter().flatten().min()
     }
 
     /// Asks for a quick wake-up from a rest of at most `limit`, or no longer does. Returns how long
     /// to rest at most.
     fn keep_vigil(&mut self, limit: Option<Duration>) -> Option<Duration> {
-        let now = self.now_ns();
+        let now = self.clock.now();
         let Some(wakeup) = &mut self.wakeup else { return limit };
         let quick = self.vigil.rest(now);
         if let Err(error) = wakeup.ask(quick) {
@@ -399,9 +394,9 @@ impl Worker {
         self.shared.state.store(state as u8, Relaxed);
         let only_kicks = self.wait(limit);
         self.shared.state.store(WorkerState::Polling as u8, Relaxed);
-        let now = Instant::now();
+        let now = self.clock.now();
         self.tick(now);
-        self.pace.woken(now.duration_since(self.epoch).as_nanos() as u64);
+        self.pace.woken(now);
         only_kicks
     }
 

@@ -116,6 +116,39 @@ fn large_reads_come_from_the_image() {
     );
 }
 
+/// Small ones, too: nobody looks beforehand whether the file still goes as far, so what was cut off ends the connection,
+/// and the next one says so.
+#[test]
+fn small_reads_come_from_the_image() {
+    const PAGE: u64 = 4096;
+    if missing() {
+        return;
+    }
+    let (store, plane) = (Store::new(false), Plane::new());
+    add(&plane, "disk", far(store.address, 1)).unwrap();
+    let mut guest = BlockDriver::connect(plane.socket("disk"), &Options::new(false)).unwrap();
+    let mut read = |at: u64| guest.run(&Request::read(at / 512, PAGE as u32)).unwrap();
+    let file = &store.shelf.file;
+    let pattern: Vec<u8> = (0..PAGE).map(|at| (at / 512) as u8 | 1).collect();
+    file.write_all_at(&pattern, 8 * PAGE).unwrap();
+    let blocks = file.metadata().unwrap().blocks();
+    for _ in 0..3 {
+        assert_eq!(read(8 * PAGE).data, pattern);
+        assert_eq!(read(9 * PAGE).data, [0; PAGE as usize]);
+    }
+    assert_eq!(file.metadata().unwrap().blocks(), blocks, "holes are read without filling them");
+    // What somebody else writes is there at once.
+    file.write_all_at(&[9; 512], 8 * PAGE).unwrap();
+    assert_eq!(read(8 * PAGE).data[..1024], [[9; 512], [1; 512]].concat());
+    file.set_len(2 * PAGE).unwrap();
+    assert_eq!(read(8 * PAGE).status, Some(status::IOERR));
+    file.set_len(SIZE).unwrap();
+    for _ in 0..3 {
+        let done = read(8 * PAGE);
+        assert_eq!((done.status, done.data), (Some(status::OK), vec![0; PAGE as usize]));
+    }
+}
+
 /// More than is fetched at once, with small ones between them.
 #[test]
 fn large_writes_wait_for_their_turn() {

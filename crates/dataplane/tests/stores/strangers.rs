@@ -113,7 +113,7 @@ impl Client {
 }
 
 pub(crate) fn ask(operation: Operation, handle: u32, offset: u64, length: u64) -> Request {
-    let (stable, unmap, buffers) = (false, false, Vec::new());
+    let (stable, unmap, buffers) = (false, false, remote::Buffers::new());
     Request { operation, stable, unmap, handle, offset, length, buffers }
 }
 

@@ -60,14 +60,12 @@ impl<T> Endpoint<T> {
             let count = completion.len as u64;
             // Anything else that uses up a receive was not agreed on.
             let received = completion.flags & ffi::FLAG_RECV != 0;
-            let message = received && (1..=work.local.len()).contains(&count);
-            work.result = if told {
-                Ok(0)
-            } else if message {
-                Ok(count)
+            let message = received && (1..=work.bytes).contains(&count);
+            if told || message {
+                work.bytes = if told { 0 } else { count };
             } else {
-                Err(Error::of("receive", ffi::EIO))
-            };
+                work.fail(Error::of("receive", ffi::EIO));
+            }
         }
         self.settle(number);
     }
@@ -120,10 +118,8 @@ impl<T> Endpoint<T> {
 
     /// Moves an operation to those that have ended, if it has.
     fn settle(&mut self, number: u32) {
-        let Some(place) = self.works.get_mut(number as usize) else { return };
-        if let Some(work) = place.take_if(|work| work.begun && work.parts == 0) {
-            self.free.push(number);
-            self.ended.push_back(work.into_ended());
+        if self.work(number).is_some_and(|work| work.begun && work.parts == 0) {
+            self.ended.push_back(number);
         }
     }
 
@@ -150,7 +146,7 @@ impl<T> Endpoint<T> {
     }
 
     /// From now on nothing is begun.
-    fn end(&mut self, error: Error) {
+    pub(super) fn end(&mut self, error: Error) {
         if matches!(self.state, State::Ended(_)) {
             return;
         }
@@ -168,10 +164,10 @@ impl<T> Endpoint<T> {
     /// Hands the provider what it takes of what waits.
     pub(super) fn post(&mut self) {
         if self.state == State::Connected {
-            while self.post_next(false) {}
+            while !self.transmits.waiting.is_empty() && self.post_next(false) {}
         }
         if !matches!(self.state, State::Ended(_)) {
-            while self.post_next(true) {}
+            while !self.receives.waiting.is_empty() && self.post_next(true) {}
         }
     }
 

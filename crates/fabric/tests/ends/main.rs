@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use fabric::{Depth, Ended, Endpoint, Error, Fabric, Kind, Local, Remote, Rights, State};
+use fabric::{Depth, Ended, Endpoint, Error, Fabric, Kind, Local, Remote, Remotes, Rights, State};
 use guestmem::{GuestMemory, RegionFile, RegionSpec, Segments};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
@@ -380,7 +380,7 @@ fn attempt(rights: Rights, write: bool, change: impl FnOnce(Remote) -> Remote) -
     let local = pair.ours.register(&here, Rights::Local).unwrap();
     let registered = pair.theirs.register(&there, rights).unwrap();
     let remote = registered.remote(&segments(&there, &[(0, 4096)])).unwrap();
-    let remote = vec![change(remote[0])];
+    let remote = Remotes::from([change(remote[0])]);
     let len = remote[0].length as u32;
     let from = local.at(0, len).unwrap();
     from.segments().copy_from(&vec![0xaa; len as usize]);
@@ -628,8 +628,13 @@ fn a_peer_that_is_killed_ends_the_connection() {
     let len = 1 << 20;
     let from = local.at(0, len).unwrap();
     from.segments().copy_from(&pattern(5, len as usize));
-    let some =
-        |n: u64| vec![Remote { address: remote.address + (n << 20), length: len.into(), ..remote }];
+    let some = |n: u64| {
+        Remotes::from([Remote {
+            address: remote.address + (n << 20),
+            length: len.into(),
+            ..remote
+        }])
+    };
     server.write(from, some(3), 0).unwrap();
     let wait = |server: &mut Endpoint<u64>| loop {
         assert!(since.elapsed() < PATIENCE);

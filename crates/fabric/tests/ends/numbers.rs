@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric::{Depth, Ended, Error, Rights, State};
+use fabric::{Depth, Ended, Error, Remotes, Rights, State};
 
 use crate::{PATIENCE, Pair, bytes, memory, missing, pair, pattern, segments};
 
@@ -94,6 +94,6 @@ fn no_number_comes_with_what_may_not_be_written() {
         assert!(since.elapsed() < PATIENCE);
     }
     assert!(!bytes(&segments(&there, &[(0, 4096)])).contains(&0xaa));
-    let again = pair.server.deliver(local.at(0, 512).unwrap(), Vec::new(), 8, 0);
+    let again = pair.server.deliver(local.at(0, 512).unwrap(), Remotes::new(), 8, 0);
     assert_eq!(again, Err((Error::Ended, 0)));
 }

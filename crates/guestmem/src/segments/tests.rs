@@ -62,6 +62,32 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn parts_are_copied_across(
+        from in prop::collection::vec((0..SIZE - 600, 0..600u32), 0..6),
+        to in prop::collection::vec(0..600u32, 0..6),
+        (at, n) in (0..2000u64, 0..2000u64),
+    ) {
+        let ((memory, _file), (other, _too)) = (memory(), self::memory());
+        let content: Vec<u8> = (0..SIZE).map(|at| (at ^ at >> 8) as u8).collect();
+        memory.slice(0, SIZE as u32).unwrap().copy_from(&content);
+        let from = segments(&memory, &from);
+        let all = bytes(&from);
+        let (start, end) = (all.len().min(at as usize), all.len().min((at + n) as usize));
+        let part = from.part(at, n);
+        prop_assert_eq!(&bytes(&part), &all[start..end]);
+        // One behind the other, with room between them.
+        let places: Vec<_> = (0..).map(|place| place * 1000).zip(to).collect();
+        let to = segments(&other, &places);
+        let copied = part.copy_across(&to);
+        prop_assert_eq!(copied, part.len().min(to.len()));
+        let there = bytes(&to);
+        prop_assert_eq!(&there[..copied as usize], &all[start..start + copied as usize]);
+        prop_assert!(there[copied as usize..].iter().all(|byte| *byte == 0));
+    }
+}
+
 #[test]
 fn what_follows_in_memory_is_one_piece() {
     let (memory, _file) = memory();

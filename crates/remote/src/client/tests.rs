@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Buffers;
 use crate::SECTOR;
 
 fn opened(handle: u32, requests: u16, bytes: u32) -> Opened {
@@ -27,7 +28,7 @@ fn ask(operation: Operation, sector: u64, sectors: u64) -> Request {
         handle: 0,
         offset,
         length,
-        buffers: Vec::new(),
+        buffers: Buffers::new(),
     }
 }
 

@@ -13,7 +13,7 @@ fn any_request() -> impl Strategy<Value = Request> {
                 length: length * SECTOR,
             };
             let moves = operation.moves();
-            let buffers: Vec<Buffer> =
+            let buffers: Buffers =
                 pieces.iter().enumerate().map(buffer).filter(|_| moves).collect();
             let sum: u64 = buffers.iter().map(|buffer| buffer.length).sum();
             let length = if sum > 0 { sum } else { sectors * SECTOR };
@@ -45,7 +45,7 @@ fn write() -> Request {
         handle: 0x0403_0201,
         offset: 0x1000,
         length: 0x200,
-        buffers: Vec::new(),
+        buffers: Buffers::new(),
     }
 }
 
@@ -94,7 +94,7 @@ fn the_layout() {
     );
     bytes.clear();
     let buffer = Buffer { address: 1, key: 2, length: 0x200 };
-    request(&mut bytes, 7, &Request { buffers: vec![buffer], stable: true, ..write() });
+    request(&mut bytes, 7, &Request { buffers: Buffers::from([buffer]), stable: true, ..write() });
     assert_eq!(bytes[..4], [48, 0, 0, 0]);
     assert_eq!(bytes[16..20], [2, 1, 1, 0]);
     assert_eq!(
@@ -144,10 +144,10 @@ fn what_is_refused() {
     assert_eq!(with(&[(18, 129)]), Malformed::Buffers(129));
     assert_eq!(with(&[(16, 4), (18, 1)]), Malformed::Buffers(1));
     let buffer = Buffer { address: u64::MAX - 0x1fe, key: 0, length: 0x200 };
-    let past = bytes_of(1, &Request { buffers: vec![buffer], ..write() });
+    let past = bytes_of(1, &Request { buffers: Buffers::from([buffer]), ..write() });
     assert_eq!(parse(&past), Err(Malformed::BufferLength));
     let short = Buffer { address: 0, key: 0, length: 0x100 };
-    let short = bytes_of(1, &Request { buffers: vec![short], ..write() });
+    let short = bytes_of(1, &Request { buffers: Buffers::from([short]), ..write() });
     assert_eq!(parse(&short), Err(Malformed::BufferLength));
 
     let mut answer = Vec::new();

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::sync::Arc;
 
-use fabric::{Registration, Remote, Rights};
+use fabric::{Registration, Remote, Remotes, Rights};
 use guestmem::{Access, Segments};
 use line::{Conduit, Held, LARGE, Rma, Wire, WireError};
 use remote::{Buffer, Operation};
 
 use crate::disk::mapped::Mapped;
-use crate::disk::queue::Straight;
+use crate::disk::queue::{Judge, Straight};
 use crate::disk::request::{Frame, Way};
 
 /// Bytes fetched at once within one host by a fabric that copies them, unless one request has more: what is on
@@ -53,32 +53,32 @@ struct Arriving {
 
 /// Requests whose data is moved from and to the client's memory.
 pub(super) struct Moved {
-    pub(super) rma: Box<Rma>,
+    pub(super) rma: Box<Rma<Box<Frame>>>,
     /// The pool.
     memory: Registration,
-    /// An image that is mapped, from which large reads are sent.
+    /// An image that is mapped, from which reads are sent.
     image: Option<Registration>,
     /// Writes whose data is to be fetched, the next first.
     pub(super) waiting: VecDeque<Box<Frame>>,
     /// Bytes that are being fetched, and how many may be at once.
     coming: u64,
     most: u64,
-    /// Writes whose data is on its way, and reads, by the number of the move. Tags are the client's, who
-    /// may use one twice.
-    fetching: BTreeMap<u64, Box<Frame>>,
-    pub(super) storing: BTreeMap<u64, Box<Frame>>,
-    next: u64,
+    /// Reads whose data is on its way; and those of them that are sent from the image.
+    storing: usize,
+    lending: usize,
     /// The fabric was asked, and all that it had is being taken.
     pub(super) asked: bool,
 }
 
 impl Line {
     /// How what a request reads or writes goes. What is short of a read is found out before a reply begins.
-    pub(super) fn way(&mut self, image: Option<Straight<'_>>, request: &remote::Request) -> Way {
+    pub(super) fn way(&mut self, judge: &Judge<'_>, request: &remote::Request) -> Way {
         let remote::Request { operation, offset, length, .. } = *request;
-        let Some(Straight { file, mapped }) = image.filter(|_| length >= LARGE) else {
+        let large = length >= LARGE;
+        if !large && !matches!((&*self, operation), (Line::Rma(_), Operation::Read)) {
             return Way::Pool;
-        };
+        }
+        let Some(Straight { file, mapped }) = judge.straight() else { return Way::Pool };
         let reaches = || reaches(file, offset.saturating_add(length));
         match (self, operation) {
             (Line::Wire(line), Operation::Read) if line.wire.is_plain() && reaches() => {
@@ -87,7 +87,10 @@ impl Line {
             (Line::Wire(line), Operation::Write) if line.wire.is_plain() && length <= line.most => {
                 Way::Stream(Arc::clone(file))
             }
-            (Line::Rma(line), Operation::Read) if !line.rma.fabric().pins() && reaches() => {
+            // With few bytes, looking whether they are there takes too long: see [`Moved::ask`].
+            (Line::Rma(line), Operation::Read)
+                if !line.rma.fabric().pins() && (!large || reaches()) =>
+            {
                 let lent = mapped.and_then(|mapped| line.lent(mapped, offset, length));
                 lent.map_or(Way::Pool, Way::Image)
             }
@@ -130,7 +133,7 @@ impl Streamed {
     /// that a client on this machine lent may hold something else after that.
     pub(super) fn arrived(
         &mut self,
-        image: Option<Straight<'_>>,
+        judge: &Judge<'_>,
     ) -> Result<Option<(Box<Frame>, u64)>, WireError> {
         let Some(Arriving { frame, missing, held }) = &mut self.arriving else { return Ok(None) };
         let mut stored = 0;
@@ -142,7 +145,7 @@ impl Streamed {
                     self.wire.check()?;
                     if let Way::Stream(file) = &frame.way {
                         // It may be another image by now.
-                        let image = image.filter(|image| Arc::ptr_eq(image.file, file));
+                        let image = judge.straight().filter(|image| Arc::ptr_eq(image.file, file));
                         stored = store(conduit, file, image.and_then(|image| image.mapped), offset);
                     }
                     missing.advance(stored);
@@ -184,7 +187,7 @@ fn store(conduit: &mut Conduit, file: &File, mapped: Option<&Mapped>, offset: u6
 impl Moved {
     /// Nothing was said on `rma` yet; `memory`: the pool, where data is moved from and to; `near`: the client is on
     /// this host.
-    pub(super) fn new(rma: Rma, memory: Registration, near: bool) -> Moved {
+    pub(super) fn new(rma: Rma<Box<Frame>>, memory: Registration, near: bool) -> Moved {
         let most = if near && !rma.fabric().pins() { NEAR } else { u64::MAX };
         Moved {
             rma: Box::new(rma),
@@ -193,18 +196,29 @@ impl Moved {
             waiting: VecDeque::new(),
             coming: 0,
             most,
-            fetching: BTreeMap::new(),
-            storing: BTreeMap::new(),
-            next: 0,
+            storing: 0,
+            lending: 0,
             asked: false,
         }
     }
 
     /// Asks the fabric what has happened: once for all that it then has.
-    pub(super) fn ask(&mut self) -> Result<(), WireError> {
-        if self.image.take_if(|image| image.memory().faulted()).is_some()
-            && !self.storing.is_empty()
+    ///
+    /// If the file was cut, what is sent from where it was ends the connection. That is as likely as anything else,
+    /// so what is known of the image is forgotten then: the client asks again, and a system call says what is wrong.
+    pub(super) fn ask(&mut self, judge: &Judge<'_>) -> Result<(), WireError> {
+        let asked = self.try_ask();
+        if asked.is_err()
+            && self.lending > 0
+            && let Some(Straight { mapped: Some(mapped), .. }) = judge.straight()
         {
+            mapped.doubt();
+        }
+        asked
+    }
+
+    fn try_ask(&mut self) -> Result<(), WireError> {
+        if self.image.take_if(|image| image.memory().faulted()).is_some() && self.storing > 0 {
             // Zeroes may be where some of them is sent from.
             return Err(WireError::Unexpected("an image that is shorter than it was"));
         }
@@ -218,11 +232,6 @@ impl Moved {
         Ok(())
     }
 
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
     /// The next write whose data is to be fetched now.
     pub(super) fn next(&mut self) -> Option<Box<Frame>> {
         self.waiting.pop_front_if(|frame| {
@@ -230,21 +239,25 @@ impl Moved {
         })
     }
 
-    /// The write whose data has come, or will not.
-    pub(super) fn fetched(&mut self, number: u64) -> Option<Box<Frame>> {
-        let frame = self.fetching.remove(&number)?;
-        self.coming = self.coming.saturating_sub(frame.request.length);
-        Some(frame)
+    /// A write whose data has come, or a read whose data is there; or will not: false.
+    pub(super) fn moved(&mut self) -> Option<(Box<Frame>, bool)> {
+        let (frame, result) = self.rma.moved()?;
+        match frame.request.operation {
+            Operation::Write => self.coming = self.coming.saturating_sub(frame.request.length),
+            _ => {
+                self.storing = self.storing.saturating_sub(1);
+                let lent = matches!(frame.way, Way::Image(_));
+                self.lending = self.lending.saturating_sub(usize::from(lent));
+            }
+        }
+        Some((frame, result.is_ok()))
     }
 
     /// Fetches the data of a write.
     pub(super) fn fetch(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
         let local = self.memory.local(frame.data.clone()).ok_or(ELSEWHERE)?;
-        let number = self.number();
-        self.rma.read(local, remotes(&frame), number)?;
         self.coming += frame.request.length;
-        self.fetching.insert(number, frame);
-        Ok(())
+        self.rma.read(local, remotes(&frame), frame)
     }
 
     /// A part of an image, to be sent from there without a copy.
@@ -264,20 +277,23 @@ impl Moved {
             Way::Pool | Way::Stream(_) => (Some(&self.memory), &frame.data),
         };
         let local = memory.and_then(|memory| memory.local(data.clone())).ok_or(ELSEWHERE)?;
-        let (number, told) = (self.number(), frame.tag as u32);
+        self.storing += 1;
+        self.lending += usize::from(matches!(frame.way, Way::Image(_)));
         if self.rma.fabric().delivers() {
-            self.rma.deliver(local, remotes(&frame), told, number)?;
+            self.rma.deliver(local, remotes(&frame), frame.tag as u32, frame)
         } else {
-            self.rma.write(local, remotes(&frame), number)?;
+            self.rma.write(local, remotes(&frame), frame)
         }
-        self.storing.insert(number, frame);
-        Ok(())
     }
 }
 
 const ELSEWHERE: WireError = WireError::Unexpected("memory that is not registered");
 
-fn remotes(frame: &Frame) -> Vec<Remote> {
+fn remotes(frame: &Frame) -> Remotes {
     let one = |&Buffer { address, key, length }: &Buffer| Remote { address, key, length };
-    frame.request.buffers.iter().map(one).collect()
+    let mut remotes = Remotes::new();
+    for buffer in &frame.request.buffers {
+        remotes.push(one(buffer));
+    }
+    remotes
 }

@@ -63,7 +63,7 @@ impl LiveDisk {
         tools: &mut Tools<'_>,
         mut work: impl FnMut(&mut Link, u64, &mut Vec<Stepped>),
     ) -> usize {
-        let (mut ended, mut done) = (0, Vec::new());
+        let (mut ended, mut done) = (0, std::mem::take(&mut self.done));
         while let Some(link) = &mut self.link {
             work(link, tools.now, &mut done);
             if done.is_empty() {
@@ -74,6 +74,7 @@ impl LiveDisk {
                 self.ended(job, result, tools);
             }
         }
+        self.done = done;
         if ended > 0 {
             self.close_all();
         }

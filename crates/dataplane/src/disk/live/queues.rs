@@ -10,9 +10,8 @@ use disk::qos::Admission;
 use sys::EventFd;
 
 use super::{LiveDisk, Tools};
-use crate::disk::file::Manner;
 use crate::disk::image::DiskImage;
-use crate::disk::queue::{Fault, Judge, LiveQueue, Popped, Straight};
+use crate::disk::queue::{Fault, Judge, LiveQueue, Popped};
 use crate::disk::request::{Job, Request};
 
 /// Most requests taken from a queue in one pass, and most bytes moved at once there.
@@ -25,7 +24,9 @@ impl LiveDisk {
     /// One pass over its queues; returns how many requests were taken.
     pub(crate) fn pass(&mut self, tools: &mut Tools<'_>) -> usize {
         let mut taken = 0;
-        for index in (self.first..self.queues.len()).chain(0..self.first) {
+        let (first, count) = (self.first, self.queues.len());
+        for turn in first..first + count {
+            let index = if turn < count { turn } else { turn - count };
             let open = self.is_open();
             let place = self.queues.get_mut(index);
             let wanted = |queue: &mut Box<LiveQueue>| open && queue.ready() || queue.held.is_some();
@@ -34,7 +35,7 @@ impl LiveDisk {
             self.put_back(queue, index);
             if open && !self.is_open() {
                 // The next one has its turn at what becomes free.
-                self.first = (index + 1) % self.queues.len();
+                self.first = (index + 1) % count;
             }
         }
         taken + self.pump(tools)
@@ -50,13 +51,12 @@ impl LiveDisk {
         }
         while taken < BURST && left > 0 && self.is_open() && queue.ready() {
             let Self { disk, rules, image, manners, limiter, .. } = self;
-            let straight = match image {
-                DiskImage::File(file) if limiter.is_none() => (manners.of(file) == Manner::Inline)
-                    .then(|| Straight { file, mapped: manners.mapped(file) }),
+            let file = match image {
+                DiskImage::File(file) if limiter.is_none() => Some((&*file, &*manners)),
                 _ => None,
             };
             let now = tools.now;
-            let job = match queue.pop(&Judge { disk, rules, queue: index, now, straight }) {
+            let job = match queue.pop(&Judge { disk, rules, queue: index, now, file }) {
                 Ok(Popped::Job(job)) => job,
                 Ok(Popped::Answered) => {
                     taken += 1;
@@ -93,7 +93,12 @@ impl LiveDisk {
 
     /// Begins with a request if the limits allow it, and ends it if that was all. Otherwise it
     /// waits, and the queue with it: false.
-    pub(super) fn admit(&mut self, queue: &mut LiveQueue, job: Job, tools: &mut Tools<'_>) -> bool {
+    pub(super) fn admit(
+        &mut self,
+        queue: &mut LiveQueue,
+        job: Box<Job>,
+        tools: &mut Tools<'_>,
+    ) -> bool {
         if let Some(limiter) = &mut self.limiter
             && queue.stopping.is_none()
             && let Admission::At(until) = limiter.admit(tools.look_at_clock(), job.segments.len())
@@ -101,27 +106,32 @@ impl LiveDisk {
             queue.held = Some((until, job));
             return false;
         }
-        if let Some((request, result)) = self.go(job, tools) {
-            self.finish(queue, request, &result, tools);
+        if let Some((job, result)) = self.go(job, tools) {
+            self.finish(queue, job.request, &result, tools);
         }
         true
     }
 
     /// The ring has done a step.
-    pub(crate) fn ring_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+    pub(crate) fn ring_ended(
+        &mut self,
+        job: Box<Job>,
+        result: io::Result<u64>,
+        tools: &mut Tools<'_>,
+    ) {
         // Not of a disk that had this number before.
         self.in_ring = self.in_ring.saturating_sub(1);
         self.ended(job, result, tools);
     }
 
     /// Takes up a request of which a step was done elsewhere.
-    pub(super) fn ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+    pub(super) fn ended(&mut self, job: Box<Job>, result: io::Result<u64>, tools: &mut Tools<'_>) {
         let index = usize::from(job.request.queue);
         let ended = self.go_on(job, result, tools);
-        let Some((request, result)) = ended else { return };
+        let Some((job, result)) = ended else { return };
         let place = self.queues.get_mut(index);
         let Some(mut queue) = place.and_then(Option::take) else { return };
-        self.finish(&mut queue, request, &result, tools);
+        self.finish(&mut queue, job.request, &result, tools);
         // Shown with all that has ended: `close_all`.
         self.keep(queue, index);
     }

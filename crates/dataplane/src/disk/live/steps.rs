@@ -26,27 +26,28 @@ use crate::worker::Command;
 /// What became of a step.
 enum Step {
     /// There is more to do, or to note that there is not.
-    Again(Job),
+    Again(Box<Job>),
     /// Others are at it.
     Elsewhere,
-    Failed(Request, io::Error),
+    Failed(Box<Job>, io::Error),
 }
 
 /// A job of which so much was done.
-fn advanced(mut job: Job, done: u64) -> Step {
-    match job.request.work.progress(&mut job.segments, done) {
+fn advanced(mut job: Box<Job>, done: u64) -> Step {
+    let Job { segments, request } = &mut *job;
+    match request.work.progress(segments, done) {
         Ok(()) => Step::Again(job),
-        Err(error) => Step::Failed(job.request, error),
+        Err(error) => Step::Failed(job, error),
     }
 }
 
 impl LiveDisk {
     /// Does what is left of a request until it has ended or others are at it.
-    pub(super) fn go(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Option<Ended> {
+    pub(super) fn go(&mut self, mut job: Box<Job>, tools: &mut Tools<'_>) -> Option<Ended> {
         loop {
-            let Job { segments, request } = &mut job;
+            let Job { segments, request } = &mut *job;
             match &mut request.work {
-                Work::Nothing => return Some((job.request, Ok(()))),
+                Work::Nothing => return Some((job, Ok(()))),
                 Work::Transfer { access, stable, .. } if segments.is_empty() => {
                     // A file was told with each write; of an image more than the bytes counts.
                     let sync = *stable
@@ -60,14 +61,14 @@ impl LiveDisk {
                 }
                 Work::Transfer { .. } => match self.transfer(job, tools) {
                     Step::Again(back) => job = back,
-                    Step::Failed(request, error) => return Some((request, Err(error))),
+                    Step::Failed(job, error) => return Some((job, Err(error))),
                     Step::Elsewhere => return None,
                 },
                 // What is in memory only is as stable as it can be.
                 Work::Sync if self.is_in_memory() => request.work = Work::Nothing,
                 Work::Sync | Work::Clear { .. } if self.link.is_some() => match self.send(job) {
                     Step::Again(back) => job = back,
-                    Step::Failed(request, error) => return Some((request, Err(error))),
+                    Step::Failed(job, error) => return Some((job, Err(error))),
                     Step::Elsewhere => return None,
                 },
                 Work::Sync => {
@@ -85,24 +86,24 @@ impl LiveDisk {
     /// Goes on with a request of which a step was done by the ring or another thread.
     pub(super) fn go_on(
         &mut self,
-        job: Job,
+        job: Box<Job>,
         result: io::Result<u64>,
         tools: &mut Tools<'_>,
     ) -> Option<Ended> {
         let step = match result {
             Ok(done) => advanced(job, done),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Step::Again(job),
-            Err(error) => Step::Failed(job.request, error),
+            Err(error) => Step::Failed(job, error),
         };
         match step {
             Step::Again(job) => self.go(job, tools),
-            Step::Failed(request, error) => Some((request, Err(error))),
+            Step::Failed(job, error) => Some((job, Err(error))),
             Step::Elsewhere => None,
         }
     }
 
     /// Moves bytes at once, or has them moved.
-    fn transfer(&mut self, mut job: Job, tools: &mut Tools<'_>) -> Step {
+    fn transfer(&mut self, mut job: Box<Job>, tools: &mut Tools<'_>) -> Step {
         let Work::Transfer { access, offset, stable, tried } = &mut job.request.work else {
             return Step::Again(job);
         };
@@ -138,7 +139,7 @@ impl LiveDisk {
             let mapped = self.manners.mapped(&file);
             match mapped.and_then(|mapped| mapped.transfer(*access, at, &job.segments)) {
                 Some(Ok(moved)) => return advanced(job, moved),
-                Some(Err(error)) => return Step::Failed(job.request, error),
+                Some(Err(error)) => return Step::Failed(job, error),
                 None => {}
             }
             match job.segments.transfer(*access, file.as_fd(), at, nowait) {
@@ -151,7 +152,7 @@ impl LiveDisk {
                 // It would have to be waited for, or cannot be asked like this.
                 Err(_) if nowait => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Step::Failed(job.request, error),
+                Err(error) => return Step::Failed(job, error),
             }
         }
         let operation = match write {
@@ -163,14 +164,14 @@ impl LiveDisk {
             job.request.past_image = true;
             self.past_image += 1;
         }
-        let Job { segments, request } = job;
+        let Job { segments, request } = *job;
         match ring.push(operation, Transfer { segments, file, owner: request }) {
             Ok(()) => {
                 self.in_ring += 1;
                 Step::Elsewhere
             }
             Err(Transfer { segments, owner, .. }) => {
-                self.slow(Job { segments, request: owner }, tools)
+                self.slow(Box::new(Job { segments, request: owner }), tools)
             }
         }
     }
@@ -183,35 +184,35 @@ impl LiveDisk {
     }
 
     /// Has the store do the next step.
-    fn send(&mut self, job: Job) -> Step {
+    fn send(&mut self, job: Box<Job>) -> Step {
         let back = match &mut self.link {
             Some(link) => link.push(job),
             None => Some(job),
         };
         match back {
             None => Step::Elsewhere,
-            Some(job) => Step::Failed(job.request, io::ErrorKind::NotConnected.into()),
+            Some(job) => Step::Failed(job, io::ErrorKind::NotConnected.into()),
         }
     }
 
     /// Has everything made stable.
-    fn sync(&mut self, job: Job, tools: &mut Tools<'_>) {
+    fn sync(&mut self, job: Box<Job>, tools: &mut Tools<'_>) {
         let (Some(ring), DiskImage::File(file)) = (&mut tools.ring, &self.image) else {
             self.slow(job, tools);
             return;
         };
-        let Job { segments, request } = job;
+        let Job { segments, request } = *job;
         let transfer = Transfer { segments, file: Arc::clone(file), owner: request };
         match ring.push(Operation::Sync, transfer) {
             Ok(()) => self.in_ring += 1,
             Err(Transfer { segments, owner, .. }) => {
-                self.slow(Job { segments, request: owner }, tools);
+                self.slow(Box::new(Job { segments, request: owner }), tools);
             }
         }
     }
 
     /// Has a range cleared; of an image only when nothing is written past it.
-    fn clear(&mut self, job: Job, tools: &mut Tools<'_>) {
+    fn clear(&mut self, job: Box<Job>, tools: &mut Tools<'_>) {
         if matches!(self.image, DiskImage::Image(_)) {
             self.clearings.0.push_back(job);
             self.clear_waiting(tools);
@@ -230,7 +231,7 @@ impl LiveDisk {
     }
 
     /// Has another thread do the next step.
-    fn slow(&mut self, job: Job, tools: &mut Tools<'_>) -> Step {
+    fn slow(&mut self, job: Box<Job>, tools: &mut Tools<'_>) -> Step {
         if self.slow.1 >= self.image.depth() {
             self.slow.0.push_back(job);
             return Step::Elsewhere;
@@ -242,14 +243,19 @@ impl LiveDisk {
             let result = slow::step(&job, &image);
             // Who waits until nobody uses the image does not wait for this thread to end.
             drop(image);
-            let done = DiskCommand::Slow(Box::new(job), result);
+            let done = DiskCommand::Slow(job, result);
             mailbox.post(Command::Disk(disk.id, done));
         });
         Step::Elsewhere
     }
 
     /// Another thread has done a step.
-    pub(crate) fn slow_ended(&mut self, job: Job, result: io::Result<u64>, tools: &mut Tools<'_>) {
+    pub(crate) fn slow_ended(
+        &mut self,
+        job: Box<Job>,
+        result: io::Result<u64>,
+        tools: &mut Tools<'_>,
+    ) {
         self.slow.1 -= 1;
         if let Work::Clear { ranges, .. } = &job.request.work {
             match (&self.image, ranges.front()) {

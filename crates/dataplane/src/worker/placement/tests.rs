@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use guestmem::GuestMemory;
 use packet::Offloads;
@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use virtqueue::{Journal, Queue, QueueConfig};
 
 use super::{TxCommand, TxId, TxQueue};
+use crate::clock::Clock;
 use crate::homes::{Homes, Workers};
 use crate::port::vhost::VhostPort;
 use crate::port::vhost::tx::LiveTx;
@@ -86,12 +87,12 @@ fn runtime() -> tokio::runtime::Handle {
 
 impl Table {
     fn new() -> Table {
-        let (switch, epoch) = (Switch::new(), Instant::now());
+        let (switch, clock) = (Switch::new(), Clock::start());
         let shared: Vec<_> =
             (0..WORKERS).map(|id| Arc::new(Shared::new(id, None, None).unwrap())).collect();
         let worker = |shared: &Arc<Shared>| {
             let polling = pace::Profile::default();
-            Worker::new(Arc::clone(shared), &switch, polling, epoch, runtime()).unwrap()
+            Worker::new(Arc::clone(shared), &switch, polling, clock, runtime()).unwrap()
         };
         let workers = shared.iter().map(worker).collect();
         let shared = Arc::new(Workers::new(shared));

@@ -1,0 +1,31 @@
+//! The clock that all workers share.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Counts nanoseconds from the start of a data plane, by `CLOCK_MONOTONIC`.
+///
+/// One number, where [`std::time::Instant`] has two that are subtracted, borrowed and carried: a worker looks at it
+/// several times for a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    start: u64,
+}
+
+impl Clock {
+    /// It is zero now.
+    pub(crate) fn start() -> Clock {
+        Clock { start: monotonic() }
+    }
+
+    /// Nanoseconds since its start: for five centuries.
+    #[inline]
+    pub(crate) fn now(self) -> u64 {
+        monotonic() - self.start
+    }
+}
+
+#[inline]
+fn monotonic() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
