@@ -423,6 +423,7 @@ fn spawn(
         {
             tracing::error!(cpu, %error, "cannot pin a worker");
         }
+        sys::rseq::leave();
         // Naps are shorter than the 50 us by which the kernel may prolong them otherwise.
         if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
             tracing::warn!(%error, "naps may take longer than they should");

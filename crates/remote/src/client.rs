@@ -98,6 +98,12 @@ impl<J> Client<J> {
         }
     }
 
+    /// Whether requests wait to be sent.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// What those are for that wait to be sent.
     pub fn waiting(&mut self) -> impl Iterator<Item = &mut J> {
         self.waiting.iter_mut().map(|one| &mut one.job)

@@ -379,17 +379,15 @@ fn fixed_request(body: &[u8; REQUEST]) -> Result<(Request, u16), Malformed> {
 
 fn buffers(list: &[u8], length: u64) -> Result<Buffers, Malformed> {
     let mut all = Buffers::new();
+    let mut sum = Some(0u64);
     let (list, _) = list.as_chunks::<8>();
-    for numbers in list.chunks_exact(BUFFER / 8) {
-        if let &[address, key, length] = numbers {
-            let [address, key, length] = [address, key, length].map(u64::from_le_bytes);
-            all.push(Buffer { address, key, length });
-        }
+    let (list, _) = list.as_chunks::<{ BUFFER / 8 }>();
+    for numbers in list {
+        let [address, key, length] = numbers.map(u64::from_le_bytes);
+        let fits = address.checked_add(length).is_some();
+        sum = sum.and_then(|sum| sum.checked_add(length)).filter(|_| fits);
+        all.push(Buffer { address, key, length });
     }
-    let sum = all.iter().try_fold(0u64, |sum, buffer| {
-        buffer.address.checked_add(buffer.length)?;
-        sum.checked_add(buffer.length)
-    });
     if !all.is_empty() && sum != Some(length) {
         return Err(Malformed::BufferLength);
     }
@@ -397,9 +395,9 @@ fn buffers(list: &[u8], length: u64) -> Result<Buffers, Malformed> {
 }
 
 fn header(to: &mut Vec<u8>, kind: Kind, tag: u64, length: usize) {
-    to.extend_from_slice(&(length as u32).to_le_bytes());
-    to.extend_from_slice(&[kind as u8, 0, 0, 0]);
-    to.extend_from_slice(&tag.to_le_bytes());
+    let [l0, l1, l2, l3] = (length as u32).to_le_bytes();
+    let first = [l0, l1, l2, l3, kind as u8, 0, 0, 0];
+    to.extend_from_slice([first, tag.to_le_bytes()].as_flattened());
 }
 
 /// Appends a control message.
@@ -422,17 +420,15 @@ pub fn pong(to: &mut Vec<u8>, tag: u64) {
 pub fn request(to: &mut Vec<u8>, tag: u64, request: &Request) {
     let inline = request.operation == Operation::Write && request.buffers.is_empty();
     let data = if inline { request.length as usize } else { 0 };
-    header(to, Kind::Request, tag, REQUEST + request.buffers.len() * BUFFER + data);
+    let count = request.buffers.len();
+    header(to, Kind::Request, tag, REQUEST + count * BUFFER + data);
     let flags = if request.stable { STABLE } else { 0 } | if request.unmap { UNMAP } else { 0 };
-    to.extend_from_slice(&[request.operation as u8, flags]);
-    to.extend_from_slice(&(request.buffers.len() as u16).to_le_bytes());
-    to.extend_from_slice(&request.handle.to_le_bytes());
-    to.extend_from_slice(&request.offset.to_le_bytes());
-    to.extend_from_slice(&request.length.to_le_bytes());
-    for Buffer { address, key, length } in &request.buffers {
-        for number in [address, key, length] {
-            to.extend_from_slice(&number.to_le_bytes());
-        }
+    let ([n0, n1], [h0, h1, h2, h3]) = ((count as u16).to_le_bytes(), request.handle.to_le_bytes());
+    let first = [request.operation as u8, flags, n0, n1, h0, h1, h2, h3];
+    let (offset, length) = (request.offset.to_le_bytes(), request.length.to_le_bytes());
+    to.extend_from_slice([first, offset, length].as_flattened());
+    for &Buffer { address, key, length } in &request.buffers {
+        to.extend_from_slice([address, key, length].map(u64::to_le_bytes).as_flattened());
     }
 }
 

@@ -187,6 +187,11 @@ impl Link {
         self.line.is_some() && (self.readable || self.client.under_way() > 0)
     }
 
+    /// Whether requests wait to be sent.
+    pub(super) fn has_more(&self) -> bool {
+        self.client.has_more()
+    }
+
     /// Takes back what a queue waits for, if there is no connection: whoever serves the queue next
     /// finds it in the region of requests in flight. Returns how many that were.
     pub(super) fn take_back(&mut self, queue: u16) -> usize {

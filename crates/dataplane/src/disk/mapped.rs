@@ -120,13 +120,6 @@ impl Mapped {
         there
     }
 
-    /// Any page may be gone: the kernel is asked again.
-    pub(crate) fn doubt(&self) {
-        let Known { there, asked } = &mut *self.known.borrow_mut();
-        there.fill(0);
-        asked.fill(0);
-    }
-
     /// Pages of these bytes may be gone.
     pub(crate) fn forget(&self, bytes: Range<u64>) {
         let there = &mut self.known.borrow_mut().there;

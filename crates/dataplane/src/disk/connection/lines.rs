@@ -63,9 +63,8 @@ pub(super) struct Moved {
     /// Bytes that are being fetched, and how many may be at once.
     coming: u64,
     most: u64,
-    /// Reads whose data is on its way; and those of them that are sent from the image.
+    /// Reads whose data is on its way.
     storing: usize,
-    lending: usize,
     /// The fabric was asked, and all that it had is being taken.
     pub(super) asked: bool,
 }
@@ -87,7 +86,8 @@ impl Line {
             (Line::Wire(line), Operation::Write) if line.wire.is_plain() && length <= line.most => {
                 Way::Stream(Arc::clone(file))
             }
-            // With few bytes, looking whether they are there takes too long: see [`Moved::ask`].
+            // With few bytes a look whether the file has them takes too long. If it has them no more, the
+            // connection ends, and the next one, which knows no page yet, asks the kernel for them.
             (Line::Rma(line), Operation::Read)
                 if !line.rma.fabric().pins() && (!large || reaches()) =>
             {
@@ -197,27 +197,12 @@ impl Moved {
             coming: 0,
             most,
             storing: 0,
-            lending: 0,
             asked: false,
         }
     }
 
     /// Asks the fabric what has happened: once for all that it then has.
-    ///
-    /// If the file was cut, what is sent from where it was ends the connection. That is as likely as anything else,
-    /// so what is known of the image is forgotten then: the client asks again, and a system call says what is wrong.
-    pub(super) fn ask(&mut self, judge: &Judge<'_>) -> Result<(), WireError> {
-        let asked = self.try_ask();
-        if asked.is_err()
-            && self.lending > 0
-            && let Some(Straight { mapped: Some(mapped), .. }) = judge.straight()
-        {
-            mapped.doubt();
-        }
-        asked
-    }
-
-    fn try_ask(&mut self) -> Result<(), WireError> {
+    pub(super) fn ask(&mut self) -> Result<(), WireError> {
         if self.image.take_if(|image| image.memory().faulted()).is_some() && self.storing > 0 {
             // Zeroes may be where some of them is sent from.
             return Err(WireError::Unexpected("an image that is shorter than it was"));
@@ -244,11 +229,7 @@ impl Moved {
         let (frame, result) = self.rma.moved()?;
         match frame.request.operation {
             Operation::Write => self.coming = self.coming.saturating_sub(frame.request.length),
-            _ => {
-                self.storing = self.storing.saturating_sub(1);
-                let lent = matches!(frame.way, Way::Image(_));
-                self.lending = self.lending.saturating_sub(usize::from(lent));
-            }
+            _ => self.storing = self.storing.saturating_sub(1),
         }
         Some((frame, result.is_ok()))
     }
@@ -278,7 +259,6 @@ impl Moved {
         };
         let local = memory.and_then(|memory| memory.local(data.clone())).ok_or(ELSEWHERE)?;
         self.storing += 1;
-        self.lending += usize::from(matches!(frame.way, Way::Image(_)));
         if self.rma.fabric().delivers() {
             self.rma.deliver(local, remotes(&frame), frame.tag as u32, frame)
         } else {
