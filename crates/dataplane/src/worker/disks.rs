@@ -101,6 +101,11 @@ impl Disks {
         self.live.iter().flatten().any(|disk| disk.is_behind()).then_some(length)
     }
 
+    /// The worker has rested: it is later now.
+    pub(super) fn rested(&mut self) {
+        self.back = false;
+    }
+
     fn look_at_clock(&mut self) -> u64 {
         self.now = self.clock.now();
         self.now

@@ -396,6 +396,7 @@ impl Worker {
         self.shared.state.store(WorkerState::Polling as u8, Relaxed);
         let now = self.clock.now();
         self.tick(now);
+        self.disks.rested();
         self.pace.woken(now);
         only_kicks
     }
