@@ -1,6 +1,6 @@
 //! The clock that all workers share.
 
-use rustix::time::{ClockId, clock_gettime};
+use sys::clock::monotonic_ns;
 
 /// Counts nanoseconds from the start of a data plane, by `CLOCK_MONOTONIC`.
 ///
@@ -14,18 +14,12 @@ pub(crate) struct Clock {
 impl Clock {
     /// It is zero now.
     pub(crate) fn start() -> Clock {
-        Clock { start: monotonic() }
+        Clock { start: monotonic_ns() }
     }
 
     /// Nanoseconds since its start: for five centuries.
     #[inline]
     pub(crate) fn now(self) -> u64 {
-        monotonic() - self.start
+        monotonic_ns() - self.start
     }
-}
-
-#[inline]
-fn monotonic() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -41,6 +41,7 @@ pub fn ticks_per_second() -> f64 {
 /// By the C library: rustix looks for the kernel's fast way (vDSO) itself, at a place that valgrind has
 /// taken away, under which the instructions for a frame are counted.
 #[must_use]
+#[inline]
 pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure lives through the call.
