@@ -46,7 +46,7 @@ impl Pool {
         }
         let mut left = bytes.next_multiple_of(PAGE);
         let mut ranges = SmallVec::new();
-        // The end of the first that is large enough, or else whatever there is.
+        // The beginning of the first that is large enough, or else whatever there is.
         let whole = self.free.iter().position(|(_, size)| *size >= left);
         while left > 0 {
             let place = whole.or(self.free.len().checked_sub(1));
@@ -55,9 +55,9 @@ impl Pool {
                 return None;
             };
             let some = left.min(*size);
-            *size -= some;
+            ranges.push((*start, some));
+            (*start, *size) = (*start + some, *size - some);
             left -= some;
-            ranges.push((*start + *size, some));
             if *size == 0 {
                 place.map(|place| self.free.remove(place));
             }
