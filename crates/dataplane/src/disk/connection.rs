@@ -14,7 +14,7 @@ use disk::SECTOR;
 use disk::counters::Kind;
 use disk::request::Range;
 use fabric::{Depth, Fabric, Rights};
-use guestmem::Access;
+use guestmem::{Access, Segments};
 use line::rma::Fresh;
 use line::{LARGE, Rma, Wire, WireError};
 use remote::control::Opened;
@@ -154,22 +154,19 @@ impl Connection {
             let may = self.server.begins(&request).map_err(excess)?;
             let write = request.operation == Operation::Write;
             let bytes = if request.operation.moves() { request.length } else { 0 };
+            let fetched = write && !request.buffers.is_empty();
+            if let Line::Rma(line) = &mut self.line
+                && write
+                && !fetched
+            {
+                let data = line.rma.data(bytes)?;
+                return self.came_with(&data, tag, request, may.err(), judge);
+            }
             let way = match may {
                 Ok(()) => self.line.way(judge, &request),
                 Err(_) => Way::Pool,
             };
-            let fetched = matches!(self.line, Line::Rma(_)) && write && !request.buffers.is_empty();
-            let inline = match &mut self.line {
-                Line::Rma(line) if write && !fetched => Some(line.rma.data(bytes)?),
-                _ => None,
-            };
-            // Mostly it goes from the message to the image at once.
-            let image = judge.straight().filter(|_| may.is_ok()).and_then(|image| image.mapped);
-            let stored = inline.as_ref().zip(image).is_some_and(|(data, image)| {
-                image.transfer(Access::Write, request.offset, data).is_some_and(|done| done.is_ok())
-            });
             let bytes = match way {
-                _ if stored => 0,
                 Way::Stream(_) | Way::Image(_) if !write => 0,
                 // It is lent when it is fetched.
                 Way::Pool if fetched => 0,
@@ -179,11 +176,6 @@ impl Connection {
             let (loan, data) = self.pool.take(bytes).ok_or_else(no_memory)?;
             let (length, refused) = (request.length, may.err());
             let frame = Box::new(Frame { tag, request, loan, data, way, refused });
-            if let Some(data) = inline {
-                data.copy_across(&frame.data);
-                let stored = if stored { data.len() } else { 0 };
-                return Ok(self.popped(frame, stored, judge));
-            }
             match &mut self.line {
                 // There is nothing to be done first, and it is too short to be counted in a pass's bytes.
                 Line::Rma(line) if matches!(frame.way, Way::Image(_)) && length < LARGE => {
@@ -203,6 +195,24 @@ impl Connection {
                 _ => return Ok(self.popped(frame, 0, judge)),
             }
         }
+    }
+
+    /// A write whose data is in its message: mostly it goes from there to the image at once.
+    fn came_with(
+        &mut self,
+        data: &Segments,
+        tag: u64,
+        request: remote::Request,
+        refused: Option<Status>,
+        judge: &Judge<'_>,
+    ) -> Result<Popped, Fault> {
+        let image = judge.straight().filter(|_| refused.is_none()).and_then(|image| image.mapped);
+        let moved = image.and_then(|image| image.transfer(Access::Write, request.offset, data));
+        let stored = moved.and_then(Result::ok).filter(|moved| *moved == data.len()).unwrap_or(0);
+        let (loan, rest) = self.pool.take(data.len() - stored).ok_or_else(no_memory)?;
+        data.copy_across(&rest);
+        let frame = Box::new(Frame { tag, request, loan, data: rest, way: Way::Pool, refused });
+        Ok(self.popped(frame, stored, judge))
     }
 
     /// Whether data is where it has to be on this line.
@@ -248,6 +258,10 @@ impl Connection {
             }
             self.answer(frame, Status::Unreachable);
             return Ok(Popped::Answered);
+        }
+        if !reached && matches!(frame.way, Way::Image(_)) {
+            // A part may have been sent, and what comes behind it would be taken for the rest.
+            return Err(WireError::Unexpected("an image that cannot be sent").into());
         }
         let tag = frame.tag;
         self.ended(*frame);

@@ -76,9 +76,15 @@ impl Mapped {
         (!self.memory.faulted()).then_some(Ok(moved))
     }
 
-    /// These bytes, for the kernel to be written, if all of their pages are there.
+    /// These bytes, for the kernel to be written, if all of their pages are there. The last one is looked at: the kernel
+    /// would stop where a file was cut, in the middle of what it sends.
     pub(crate) fn segments(&self, offset: u64, len: u64) -> Option<Segments> {
-        Segments::of(&self.memory, std::iter::once(self.slice(offset, len)?))
+        let slice = self.slice(offset, len)?;
+        slice.skip(slice.len().saturating_sub(1)).copy_to(&mut [0]);
+        if self.memory.faulted() {
+            return None;
+        }
+        Segments::of(&self.memory, std::iter::once(slice))
     }
 
     /// Where these bytes are, if all of their pages are there.

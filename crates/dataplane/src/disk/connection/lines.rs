@@ -70,7 +70,7 @@ pub(super) struct Moved {
 }
 
 impl Line {
-    /// How what a request reads or writes goes. What is short of a read is found out before a reply begins.
+    /// How what a request reads or writes goes. What is short of a large read is found out before a reply begins.
     pub(super) fn way(&mut self, judge: &Judge<'_>, request: &remote::Request) -> Way {
         let remote::Request { operation, offset, length, .. } = *request;
         let large = length >= LARGE;
@@ -86,8 +86,7 @@ impl Line {
             (Line::Wire(line), Operation::Write) if line.wire.is_plain() && length <= line.most => {
                 Way::Stream(Arc::clone(file))
             }
-            // With few bytes a look whether the file has them takes too long. If it has them no more, the
-            // connection ends, and the next one, which knows no page yet, asks the kernel for them.
+            // With few bytes asking how long the file is takes too long: its pages are there.
             (Line::Rma(line), Operation::Read)
                 if !line.rma.fabric().pins() && (!large || reaches()) =>
             {
