@@ -224,15 +224,16 @@ impl<M> Rma<M> {
     /// # Errors
     /// It is none.
     pub fn item<T>(&mut self, take: impl FnOnce(Item<'_>) -> T) -> Result<Option<T>, WireError> {
-        if let Some((room, ..)) = self.taking.take_if(|(_, len, taken)| taken >= len) {
-            self.emptied.push(room);
-            if self.emptied.len() >= self.lot {
-                while let Some(room) = self.emptied.pop() {
-                    self.receive(room)?;
+        // A number may come in a room of its own, which is empty.
+        while self.taking.as_ref().is_none_or(|(_, len, taken)| taken >= len) {
+            if let Some((room, ..)) = self.taking.take() {
+                self.emptied.push(room);
+                if self.emptied.len() >= self.lot {
+                    while let Some(room) = self.emptied.pop() {
+                        self.receive(room)?;
+                    }
                 }
             }
-        }
-        if self.taking.is_none() {
             let Some((room, len)) = self.received.pop_front() else { return Ok(None) };
             self.taking = Some((room, len, 0));
             self.heard = true;
