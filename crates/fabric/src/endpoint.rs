@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::fabric::{Domain, Info};
 use crate::ffi::{self, Completion, CompletionsId, Context, EndpointId, Handle};
 use crate::listener::Events;
-use crate::memory::{Kept, Local, Remotes};
+use crate::memory::{Kept, Local, Remote, Remotes};
 use crate::work::{Ended, Operation, Work};
 
 /// Most completions taken from the library at once.
@@ -218,6 +218,16 @@ impl<T> Endpoint<T> {
         self.begin(Operation::Send, local, bytes, Remotes::new(), owner)
     }
 
+    /// The same if the provider copies so few bytes, and takes them now: there is nothing to wait for then. Whether it
+    /// did.
+    ///
+    /// # Errors
+    /// As there, and those of the provider.
+    pub fn send_at_once(&mut self, local: &Local, bytes: u64) -> Result<bool, Error> {
+        self.check(Operation::Send, local, bytes, &[])?;
+        self.inject(local, bytes)
+    }
+
     /// Receives a message into this memory; its result is the length. Messages come in the order in which
     /// they were sent, into memory in the order of these calls. A result of 0: a [number](Endpoint::told) has
     /// used it up.
@@ -307,7 +317,7 @@ impl<T> Endpoint<T> {
         operation: Operation,
         local: &Local,
         bytes: u64,
-        remote: &Remotes,
+        remote: &[Remote],
     ) -> Result<(), Error> {
         if matches!(self.state, State::Ended(_)) {
             return Err(Error::Ended);

@@ -73,24 +73,20 @@ impl<T> Work<T> {
     }
 }
 
-/// Has the provider copy and send a message, if it is small enough for that; whether it could now.
-pub(crate) fn inject<T>(
+/// Has the provider copy and send the first bytes of this memory, of which it has as many; whether it could now.
+pub(crate) fn inject(
     handle: &Handle<EndpointId>,
-    work: &Work<T>,
-    limits: Limits,
-) -> Option<Result<bool, Error>> {
-    let &[IoVec { base, .. }] = work.local.pieces() else { return None };
-    if work.operation != Operation::Send || work.bytes > limits.inject {
-        return None;
-    }
-    // Not more than the memory has.
-    let message = IoVec { base, len: work.bytes as usize };
-    // SAFETY: the piece is mapped as long as the work lives, and copied before the call returns.
+    local: &Local,
+    bytes: u64,
+) -> Result<bool, Error> {
+    let &[IoVec { base, len }] = local.pieces() else { return Ok(false) };
+    let message = IoVec { base, len: len.min(bytes as usize) };
+    // SAFETY: the piece is mapped as long as `local` lives, and copied before the call returns.
     let posted = unsafe { ffi::shim_inject(handle.get(), &raw const message) };
-    Some(match posted {
-        posted if posted == -ffi::EAGAIN => Ok(false),
-        posted => Error::check("send", posted).map(|_| true),
-    })
+    if posted == -ffi::EAGAIN {
+        return Ok(false);
+    }
+    Error::check("send", posted).map(|_| true)
 }
 
 /// Hands the provider the next part of an operation. What it returned, and where that part ends; `None`:

@@ -193,6 +193,10 @@ impl<M> Rma<M> {
     /// Much is not taken, or the connection cannot go on.
     pub fn flush(&mut self) -> Result<(), WireError> {
         let Some((room, used)) = self.next.take_if(|(_, used)| *used > 0) else { return Ok(()) };
+        if self.endpoint.send_at_once(&room, used).map_err(WireError::Fabric)? {
+            self.next = Some((room, 0));
+            return Ok(());
+        }
         let begun = self.endpoint.send_first(room, used, Use::Send);
         begun.map_err(|(error, _)| WireError::Fabric(error))
     }

@@ -196,12 +196,17 @@ pub trait Device: Send + 'static {
         Vec::new()
     }
 
-    /// Takes a write of the guest to the configuration space, inside [`DeviceSpec::config_size`] and not empty.
+    /// Takes a write of the guest to the configuration space, inside [`DeviceSpec::config_size`] and not empty: resolves
+    /// once it holds for whatever the guest asks next, which must not take long, as for [`Device::stop`].
     ///
     /// # Errors
     /// The bytes cannot be written, and nothing changed.  The session goes on: it is the guest's mistake.
-    fn write_config(&mut self, _offset: u32, _bytes: &[u8]) -> Result<(), ConfigRefused> {
-        Err(ConfigRefused { reason: "it is read-only".into() })
+    fn write_config(
+        &mut self,
+        _offset: u32,
+        _bytes: &[u8],
+    ) -> impl Future<Output = Result<(), ConfigRefused>> + Send {
+        std::future::ready(Err(ConfigRefused { reason: "it is read-only".into() }))
     }
 
     /// What is notified ([`Notify::notify_one`], from any thread) when the configuration space has changed other than by

@@ -295,9 +295,11 @@ impl DiskDevice {
         });
     }
 
-    /// Judges requests as the configuration says by now.
-    fn rules(&self) {
-        self.command(DiskCommand::SetRules(self.disk.config.lock().rules()));
+    /// Judges requests as the configuration says by now, and says so once the worker does.
+    fn rules(&self, told: Option<oneshot::Sender<()>>) {
+        // Locked until the worker's mailbox has them, as by `Disk::resize`.
+        let config = self.disk.config.lock();
+        self.command(DiskCommand::SetRules(config.rules(), told));
     }
 }
 
@@ -309,7 +311,7 @@ impl Device for DiskDevice {
 
     fn features(&mut self, negotiated: u64) {
         self.disk.config.lock().negotiate(negotiated);
-        self.rules();
+        self.rules(None);
         self.info(|info| info.features = negotiated);
     }
 
@@ -360,12 +362,15 @@ impl Device for DiskDevice {
         self.disk.config.lock().bytes().to_vec()
     }
 
-    fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
+    async fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
         let written = self.disk.config.lock().write(offset, bytes);
         written.map_err(|refused| ConfigRefused { reason: refused.to_string() })?;
-        self.rules();
+        let (told, obeyed) = oneshot::channel();
+        self.rules(Some(told));
         let writethrough = self.disk.config.lock().asked_writethrough();
         self.cache_mode.keep(&self.disk, writethrough);
+        // What the guest asks when it knows that this was written is judged by it.
+        let _ = obeyed.await;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! The worker pushes requests and pumps; control makes connections and hands them over. While there
 //! is none, requests wait. What ends a connection is told to control, which makes another one.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -312,12 +313,12 @@ impl Link {
             while let Some((tag, handle, sent)) = client.send() {
                 let mut request = Request { handle, buffers: Buffers::new(), ..sent.request };
                 if request.operation == Operation::Write && request.length <= INLINE {
-                    let data = sent.job.job.segments.first(request.length);
+                    let data = first(&sent.job.job.segments, request.length);
                     rma.frame_with(tag, &data, |bytes| frame::request(bytes, tag, &request))?;
                     continue;
                 }
                 if request.operation.moves() {
-                    let segments = sent.job.job.segments.first(request.length);
+                    let segments = first(&sent.job.job.segments, request.length);
                     let Some((registration, buffers)) = disk.reach.of(&segments) else {
                         // It is asked for again on the next connection, which is by TCP.
                         if disk.reach.gave_up() {
@@ -406,6 +407,12 @@ impl Link {
             }
         }
     }
+}
+
+/// The first of these bytes: mostly all.
+fn first(segments: &Segments, bytes: u64) -> Cow<'_, Segments> {
+    let all = bytes >= segments.len();
+    if all { Cow::Borrowed(segments) } else { Cow::Owned(segments.first(bytes)) }
 }
 
 /// Takes the next thing that has arrived; whether there was one.

@@ -79,8 +79,8 @@ pub(crate) enum DiskCommand {
     SetCall(u16, Option<Arc<EventFd>>),
     /// SET_VRING_ENABLE.
     SetEnabled(u16, bool),
-    /// Judge requests by these rules from now on.
-    SetRules(Rules),
+    /// Judge requests by these rules from now on, and say so.
+    SetRules(Rules, Option<oneshot::Sender<()>>),
     /// Keep to these limits from now on.
     SetLimits(Option<Limiter>),
     /// Begin nothing more, and say when the image is not used any more.
@@ -175,7 +175,7 @@ impl Disk {
         // Locked until the worker's mailbox has them: rules must arrive in the order they were made.
         let mut config = self.config.lock();
         if config.resize(size / SECTOR)? {
-            self.command(workers, DiskCommand::SetRules(config.rules()));
+            self.command(workers, DiskCommand::SetRules(config.rules(), None));
             self.changed.notify_one();
         }
         Ok(())

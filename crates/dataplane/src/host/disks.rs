@@ -183,7 +183,7 @@ impl Host {
         if *writethrough {
             let mut config = disk.config.lock();
             config.keep_writethrough();
-            disk.command(workers, DiskCommand::SetRules(config.rules()));
+            disk.command(workers, DiskCommand::SetRules(config.rules(), None));
         }
         let task = door.spawn(&self.0.runtime);
         Ok(Resident { host: self.clone(), disk, task, hand, cache_mode })

@@ -36,7 +36,8 @@ pub(super) struct Disks {
     /// For what may wait.
     runtime: Handle,
     clock: Clock,
-    /// What it said last; and whether that was when others had run, just before this pass.
+    /// What it said last; and whether that was just before this pass: when others had run, or when something ended in
+    /// the last one.
     now: u64,
     back: bool,
     /// The CPU is not offered before, in nanoseconds.
@@ -129,7 +130,7 @@ impl Disks {
     /// that were, and whether the clock was looked at.
     fn pass(&mut self, mailbox: &Mailbox) -> (usize, bool) {
         let mut looked = std::mem::take(&mut self.back);
-        let Self { live, ring, runtime, clock, now, .. } = self;
+        let Self { live, ring, runtime, clock, now, back, .. } = self;
         let mut any = ring.as_mut().is_some_and(Ring::ready);
         let mut taken = 0;
         for disk in live.iter_mut().flatten() {
@@ -147,6 +148,8 @@ impl Disks {
                 let (ring, clock) = (ring.as_mut(), *clock);
                 let mut tools = Tools { ring, runtime, mailbox, clock, now: *now };
                 taken += disk.pass(&mut tools);
+                // When something ended is late enough for what is begun next.
+                *back |= tools.now != *now;
                 *now = tools.now;
             }
         }
@@ -335,8 +338,10 @@ impl Worker {
             DiskCommand::SetEnabled(index, on) => {
                 disks.with(id, mailbox, |disk, _| disk.set_enabled(index, on));
             }
-            DiskCommand::SetRules(rules) => {
+            DiskCommand::SetRules(rules, told) => {
                 disks.with(id, mailbox, |disk, _| disk.set_rules(rules));
+                // Nobody waits any more if the session is being dropped.
+                let _ = told.map(|told| told.send(()));
             }
             DiskCommand::SetLimits(limiter) => {
                 disks.with(id, mailbox, |disk, tools| disk.set_limits(limiter, tools));

@@ -9,6 +9,7 @@ use super::{BATCH, BATCHES, Endpoint, State};
 use crate::error::{Error, string};
 use crate::fabric::Info;
 use crate::ffi::{self, Completion, Context};
+use crate::memory::Local;
 use crate::work::{Operation, Work, inject, post};
 
 impl<T> Endpoint<T> {
@@ -171,6 +172,15 @@ impl<T> Endpoint<T> {
         }
     }
 
+    /// Has the provider copy and send so few bytes, which needs no context; whether it could now.
+    pub(super) fn inject(&mut self, local: &Local, bytes: u64) -> Result<bool, Error> {
+        let first = self.state == State::Connected && self.transmits.waiting.is_empty();
+        match &self.handle {
+            Some(handle) if first && bytes <= self.limits.inject => inject(handle, local, bytes),
+            _ => Ok(false),
+        }
+    }
+
     /// Hands the provider the next part of the first operation that waits; whether it could be that there
     /// is more to do.
     fn post_next(&mut self, receive: bool) -> bool {
@@ -183,16 +193,6 @@ impl<T> Endpoint<T> {
             lane.waiting.pop_front();
             return true;
         };
-        if let Some(injected) = inject(handle, work, self.limits) {
-            match injected {
-                Ok(true) => work.begun = true,
-                Ok(false) => return false,
-                Err(error) => work.fail(error),
-            }
-            lane.waiting.pop_front();
-            self.settle(number);
-            return true;
-        }
         let (posted, next) = post(handle, work, context, self.limits, &mut self.part);
         if posted == -ffi::EAGAIN {
             return false;

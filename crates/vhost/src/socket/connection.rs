@@ -104,7 +104,8 @@ impl<D: Device> Connection<'_, D> {
             }
             Action::ReadConfig => self.session.config_read(&self.device.config()),
             Action::WriteConfig { offset, bytes } => {
-                self.session.config_written(self.device.write_config(offset, &bytes));
+                let written = self.device.write_config(offset, &bytes).await;
+                self.session.config_written(written);
             }
             Action::Backend(socket) => {
                 if let Err(err) = self.changes.set_socket(socket) {

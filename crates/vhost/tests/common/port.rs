@@ -138,7 +138,7 @@ impl Device for Echo {
         self.config.lock().unwrap().clone()
     }
 
-    fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
+    async fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), ConfigRefused> {
         self.log.add(format!("write config {offset} {bytes:?}"));
         match (offset, bytes) {
             (0, [byte]) => self.config.lock().unwrap()[0] = *byte,
