@@ -146,16 +146,37 @@ impl Segments {
 
     /// Copies the first bytes into `to`: as many as the shorter of the two has. Returns that number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        self.copy_to_from(0, to)
+    }
+
+    /// The same from the byte `at` on.
+    pub fn copy_to_from(&self, at: u64, to: &mut [u8]) -> usize {
         let mut done = 0;
-        self.each(|slice| done += slice.copy_to(to.get_mut(done..).unwrap_or_default()));
+        self.each_from(at, |slice| done += slice.copy_to(to.get_mut(done..).unwrap_or_default()));
         done
     }
 
     /// Copies `from` to the first bytes: as many as the shorter of the two has. Returns that number.
     pub fn copy_from(&self, from: &[u8]) -> usize {
+        self.copy_from_to(from, 0)
+    }
+
+    /// The same to those from the byte `at` on.
+    pub fn copy_from_to(&self, from: &[u8], at: u64) -> usize {
         let mut done = 0;
-        self.each(|slice| done += slice.copy_from(from.get(done..).unwrap_or_default()));
+        self.each_from(at, |slice| done += slice.copy_from(from.get(done..).unwrap_or_default()));
         done
+    }
+
+    /// Calls this for each piece as [`Segments::each`], without the first bytes.
+    #[inline(always)]
+    fn each_from<'s>(&'s self, at: u64, mut call: impl FnMut(GuestSlice<'s>)) {
+        let mut before = at;
+        self.each(|slice| {
+            let rest = slice.skip(usize::try_from(before).unwrap_or(usize::MAX));
+            before = before.saturating_sub(slice.len() as u64);
+            call(rest);
+        });
     }
 
     /// Calls this for each piece; for one of more than 4 GiB, as adjacent buffers may be, several times.
@@ -219,15 +240,12 @@ impl Segments {
         part
     }
 
-    /// Copies to the first bytes of `to`, of this memory or another: as many as the shorter of the two has. Returns
+    /// Copies to the bytes of `to` from `at` on, of this memory or another: as many as the shorter of the two has. Returns
     /// that number.
-    pub fn copy_across(&self, to: &Segments) -> u64 {
+    pub fn copy_across(&self, to: &Segments, at: u64) -> u64 {
         let mut done = 0u64;
-        to.each(|mut room| {
-            let mut before = done;
-            self.each(|piece| {
-                let rest = piece.skip(usize::try_from(before).unwrap_or(usize::MAX));
-                before = before.saturating_sub(piece.len() as u64);
+        to.each_from(at, |mut room| {
+            self.each_from(done, |rest| {
                 let some = rest.copy_to_guest(room);
                 room = room.skip(some);
                 done += some as u64;

@@ -137,12 +137,7 @@ impl<M> Rma<M> {
     /// # Errors
     /// As there.
     pub fn frame(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), WireError> {
-        self.head.clear();
-        write(&mut self.head);
-        let room = self.room(self.head.len() as u64)?;
-        room.copy_from(&self.head);
-        self.grow(room.len());
-        Ok(())
+        self.frame_of(None, write)
     }
 
     /// The same with data behind it, at most [`INLINE`] bytes.
@@ -155,36 +150,39 @@ impl<M> Rma<M> {
         data: &Segments,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), WireError> {
-        self.head.clear();
-        write(&mut self.head);
-        let mut room = self.room(self.head.len() as u64 + data.len())?;
-        let len = room.len();
-        room.advance(room.copy_from(&self.head) as u64);
-        data.copy_across(&room);
-        if data.memory().faulted() {
-            return Err(WireError::Vanished(tag));
-        }
-        self.grow(len);
-        Ok(())
+        self.frame_of(Some((tag, data)), write)
     }
 
-    /// Room for so many bytes more of the next message, which is another one if it has not as much.
-    fn room(&mut self, len: u64) -> Result<Segments, WireError> {
+    /// Puts a frame into the next message, or into another one if that has not as much room.
+    fn frame_of(
+        &mut self,
+        data: Option<(u64, &Segments)>,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), WireError> {
+        self.head.clear();
+        write(&mut self.head);
+        let head = self.head.len() as u64;
+        let len = head + data.map_or(0, |(_, data)| data.len());
+        if len > u64::from(SLOT) {
+            return Err(WireError::Unexpected("a frame that is longer than any message"));
+        }
         if self.next.as_ref().is_some_and(|(_, used)| used + len > u64::from(SLOT)) {
             self.flush()?;
         }
-        if self.next.is_none() {
-            self.next = Some((self.rooms.pop().ok_or(WireError::Unread)?, 0));
+        let (room, used) = match &mut self.next {
+            Some(next) => next,
+            next => next.insert((self.rooms.pop().ok_or(WireError::Unread)?, 0)),
+        };
+        let room = room.segments();
+        room.copy_from_to(&self.head, *used);
+        if let Some((tag, data)) = data {
+            data.copy_across(room, *used + head);
+            if data.memory().faulted() {
+                return Err(WireError::Vanished(tag));
+            }
         }
-        let part = self.next.as_ref().map(|(room, used)| room.segments().part(*used, len));
-        let part = part.filter(|part| part.len() == len);
-        part.ok_or(WireError::Unexpected("a frame that is longer than any message"))
-    }
-
-    fn grow(&mut self, len: u64) {
-        if let Some((_, used)) = &mut self.next {
-            *used += len;
-        }
+        *used += len;
+        Ok(())
     }
 
     /// Sends the frames that were collected.
@@ -247,7 +245,7 @@ impl<M> Rma<M> {
         for most in [HEAD, u64::from(SLOT)] {
             let there = (*len - *taken).min(most);
             self.head.resize(there as usize, 0);
-            room.segments().part(*taken, there).copy_to(&mut self.head);
+            room.segments().copy_to_from(*taken, &mut self.head);
             if let Some((item, used)) = frame::parse(&self.head)? {
                 *taken += used as u64;
                 return Ok(Some(take(item)));

@@ -210,7 +210,7 @@ impl Connection {
         let moved = image.and_then(|image| image.transfer(Access::Write, request.offset, data));
         let stored = moved.and_then(Result::ok).filter(|moved| *moved == data.len()).unwrap_or(0);
         let (loan, rest) = self.pool.take(data.len() - stored).ok_or_else(no_memory)?;
-        data.copy_across(&rest);
+        data.copy_across(&rest, 0);
         let frame = Box::new(Frame { tag, request, loan, data: rest, way: Way::Pool, refused });
         Ok(self.popped(frame, stored, judge))
     }

@@ -68,8 +68,8 @@ pub(super) enum Way {
     Pool,
     /// Between a stream and this file by itself.
     Stream(Arc<File>),
-    /// It is sent from here, the image that is mapped.
-    Image(Segments),
+    /// It is sent from here, the image that is mapped; none: it has been.
+    Image(Option<Segments>),
 }
 
 /// What is left to do.

@@ -67,7 +67,7 @@ proptest! {
     fn parts_are_copied_across(
         from in prop::collection::vec((0..SIZE - 600, 0..600u32), 0..6),
         to in prop::collection::vec(0..600u32, 0..6),
-        (at, n) in (0..2000u64, 0..2000u64),
+        (at, n, before) in (0..2000u64, 0..2000u64, 0..2000u64),
     ) {
         let ((memory, _file), (other, _too)) = (memory(), self::memory());
         let content: Vec<u8> = (0..SIZE).map(|at| (at ^ at >> 8) as u8).collect();
@@ -80,11 +80,20 @@ proptest! {
         // One behind the other, with room between them.
         let places: Vec<_> = (0..).map(|place| place * 1000).zip(to).collect();
         let to = segments(&other, &places);
-        let copied = part.copy_across(&to);
-        prop_assert_eq!(copied, part.len().min(to.len()));
+        let copied = part.copy_across(&to, before);
+        prop_assert_eq!(copied, part.len().min(to.len().saturating_sub(before)));
         let there = bytes(&to);
-        prop_assert_eq!(&there[..copied as usize], &all[start..start + copied as usize]);
-        prop_assert!(there[copied as usize..].iter().all(|byte| *byte == 0));
+        let first = there.len().min(before as usize);
+        let last = first + copied as usize;
+        prop_assert_eq!(&there[first..last], &all[start..start + copied as usize]);
+        prop_assert!(there[..first].iter().chain(&there[last..]).all(|byte| *byte == 0));
+        // Between pieces and bytes.
+        let mut some = vec![0; end - start];
+        prop_assert_eq!(from.copy_to_from(at, &mut some), end - start);
+        prop_assert_eq!(&some, &all[start..end]);
+        let put = to.copy_from_to(&some, before);
+        prop_assert_eq!(put as u64, copied);
+        prop_assert_eq!(bytes(&to), there);
     }
 }
 

@@ -91,7 +91,7 @@ impl Line {
                 if !line.rma.fabric().pins() && (!large || reaches()) =>
             {
                 let lent = mapped.and_then(|mapped| line.lent(mapped, offset, length));
-                lent.map_or(Way::Pool, Way::Image)
+                lent.map_or(Way::Pool, |part| Way::Image(Some(part)))
             }
             _ => Way::Pool,
         }
@@ -251,12 +251,13 @@ impl Moved {
     }
 
     /// Brings the data of a read.
-    pub(super) fn store(&mut self, frame: Box<Frame>) -> Result<(), WireError> {
-        let (memory, data) = match &frame.way {
-            Way::Image(part) => (self.image.as_ref(), part),
-            Way::Pool | Way::Stream(_) => (Some(&self.memory), &frame.data),
+    pub(super) fn store(&mut self, mut frame: Box<Frame>) -> Result<(), WireError> {
+        let (memory, data) = match &mut frame.way {
+            Way::Image(part) => (self.image.as_ref(), part.take()),
+            Way::Pool | Way::Stream(_) => (Some(&self.memory), Some(frame.data.clone())),
         };
-        let local = memory.and_then(|memory| memory.local(data.clone())).ok_or(ELSEWHERE)?;
+        let local = memory.zip(data).and_then(|(memory, data)| memory.local(data));
+        let local = local.ok_or(ELSEWHERE)?;
         self.storing += 1;
         if self.rma.fabric().delivers() {
             self.rma.deliver(local, remotes(&frame), frame.tag as u32, frame)
