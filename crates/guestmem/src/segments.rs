@@ -146,11 +146,11 @@ impl Segments {
 
     /// Copies the first bytes into `to`: as many as the shorter of the two has. Returns that number.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
-        self.copy_to_from(0, to)
+        self.read_at(to, 0)
     }
 
     /// The same from the byte `at` on.
-    pub fn copy_to_from(&self, at: u64, to: &mut [u8]) -> usize {
+    pub fn read_at(&self, to: &mut [u8], at: u64) -> usize {
         let mut done = 0;
         self.each_from(at, |slice| done += slice.copy_to(to.get_mut(done..).unwrap_or_default()));
         done
@@ -158,11 +158,11 @@ impl Segments {
 
     /// Copies `from` to the first bytes: as many as the shorter of the two has. Returns that number.
     pub fn copy_from(&self, from: &[u8]) -> usize {
-        self.copy_from_to(from, 0)
+        self.write_at(from, 0)
     }
 
     /// The same to those from the byte `at` on.
-    pub fn copy_from_to(&self, from: &[u8], at: u64) -> usize {
+    pub fn write_at(&self, from: &[u8], at: u64) -> usize {
         let mut done = 0;
         self.each_from(at, |slice| done += slice.copy_from(from.get(done..).unwrap_or_default()));
         done

@@ -174,7 +174,7 @@ impl<M> Rma<M> {
             next => next.insert((self.rooms.pop().ok_or(WireError::Unread)?, 0)),
         };
         let room = room.segments();
-        room.copy_from_to(&self.head, *used);
+        room.write_at(&self.head, *used);
         if let Some((tag, data)) = data {
             data.copy_across(room, *used + head);
             if data.memory().faulted() {
@@ -245,7 +245,7 @@ impl<M> Rma<M> {
         for most in [HEAD, u64::from(SLOT)] {
             let there = (*len - *taken).min(most);
             self.head.resize(there as usize, 0);
-            room.segments().copy_to_from(*taken, &mut self.head);
+            room.segments().read_at(&mut self.head, *taken);
             if let Some((item, used)) = frame::parse(&self.head)? {
                 *taken += used as u64;
                 return Ok(Some(take(item)));

@@ -89,9 +89,9 @@ proptest! {
         prop_assert!(there[..first].iter().chain(&there[last..]).all(|byte| *byte == 0));
         // Between pieces and bytes.
         let mut some = vec![0; end - start];
-        prop_assert_eq!(from.copy_to_from(at, &mut some), end - start);
+        prop_assert_eq!(from.read_at(&mut some, at), end - start);
         prop_assert_eq!(&some, &all[start..end]);
-        let put = to.copy_from_to(&some, before);
+        let put = to.write_at(&some, before);
         prop_assert_eq!(put as u64, copied);
         prop_assert_eq!(bytes(&to), there);
     }
