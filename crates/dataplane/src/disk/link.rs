@@ -409,7 +409,7 @@ impl Link {
     }
 }
 
-/// The first of these bytes: mostly all.
+/// The first of these bytes: mostly all, of which no copy is made.
 fn first(segments: &Segments, bytes: u64) -> Cow<'_, Segments> {
     let all = bytes >= segments.len();
     if all { Cow::Borrowed(segments) } else { Cow::Owned(segments.first(bytes)) }

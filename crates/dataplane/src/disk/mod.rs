@@ -79,7 +79,7 @@ pub(crate) enum DiskCommand {
     SetCall(u16, Option<Arc<EventFd>>),
     /// SET_VRING_ENABLE.
     SetEnabled(u16, bool),
-    /// Judge requests by these rules from now on, and say so.
+    /// Judge requests by these rules from now on, and say so to who waits for it.
     SetRules(Rules, Option<oneshot::Sender<()>>),
     /// Keep to these limits from now on.
     SetLimits(Option<Limiter>),

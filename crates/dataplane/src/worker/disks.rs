@@ -340,8 +340,10 @@ impl Worker {
             }
             DiskCommand::SetRules(rules, told) => {
                 disks.with(id, mailbox, |disk, _| disk.set_rules(rules));
-                // Nobody waits any more if the session is being dropped.
-                let _ = told.map(|told| told.send(()));
+                if let Some(told) = told {
+                    // Nobody waits any more if the session is being dropped.
+                    let _ = told.send(());
+                }
             }
             DiskCommand::SetLimits(limiter) => {
                 disks.with(id, mailbox, |disk, tools| disk.set_limits(limiter, tools));

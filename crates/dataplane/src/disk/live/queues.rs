@@ -132,7 +132,7 @@ impl LiveDisk {
         let place = self.queues.get_mut(index);
         let Some(mut queue) = place.and_then(Option::take) else { return };
         self.finish(&mut queue, job.request, &result, tools);
-        // Shown with all that has ended, in `close_all`; but nobody waits for the rest of the pass where no more can end.
+        // Shown with all that has ended, in `close_all`; but the last one under way has nothing to wait for.
         if queue.in_flight == 0 {
             queue.publish();
         }
