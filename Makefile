@@ -14,6 +14,7 @@ setup: ## install what demo and tests need (Debian packages; QEMU and a guest ke
 
 build: ## daemon, command, agent and CNI plugin: target/release/hayate, hayate-agent, hayate-cni
 	$(CARGO) build --release -p hayate -p hayate-agent -p hayate-cni
+	@mkdir -p target/lib && ln -sfn $(BUILD_DIR)/libfabric/lib target/lib/hayate
 
 AGENT_TARGET ?= x86_64-unknown-linux-gnu
 

@@ -19,7 +19,8 @@
 # Everything is kept there under a stamp of what it was made from; a second run only looks at the stamps.
 # The result is $BUILD_DIR/guest/env: QEMU=, KERNEL=, KERNEL_VERSION=, INITRD=, DISK=, RDMA_KERNEL=, RDMA_INITRD=,
 # PODS_INITRD=, CNITOOL= (nothing when it could not be built: where modules of Go cannot be fetched, the rest still runs).
-# libfabric is $BUILD_DIR/libfabric/lib, for LD_LIBRARY_PATH, and its version is beside: none when it could not be built.
+# libfabric is $BUILD_DIR/libfabric/lib, for a link from target/lib/hayate or LD_LIBRARY_PATH, and its version is beside: none
+# when it could not be built.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 BUILD_DIR=${BUILD_DIR:-$(readlink -f "$here/../..")/build}
@@ -44,7 +45,7 @@ sum() { cat "$@" | sha256sum | cut -c1-16; }
 # --- 1. packages of the machine --------------------------------------------------------------------------------------
 packages=(dpdk dpdk-dev qemu-utils qemu-system-common iperf3 ethtool iproute2 iptables iputils-ping nftables procps socat strace tcpdump traceroute
           cpio zstd lz4 xz-utils kmod binutils e2fsprogs valgrind
-          libfabric-dev ibverbs-providers pkg-config
+          libfabric-dev ibverbs-providers libibverbs-dev librdmacm-dev pkg-config
           ceph-mon ceph-osd ceph-common librbd-dev librados-dev gfmd gfsd gfarm-client libgfarm-dev
           containernetworking-plugins)
 missing=()

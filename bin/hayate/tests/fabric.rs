@@ -19,7 +19,11 @@ fn providers_are_listed_or_said_to_be_missing() {
     // As in the tests of the crate `fabric`.
     if let Ok(expected) = std::env::var("FABRIC_TEST_VERSION") {
         assert_eq!(all["libfabric"], expected);
-        assert!(text.out.starts_with(&format!("libfabric {expected}\n")), "{text:?}");
+        assert!(text.out.starts_with(&format!("libfabric {expected} (/")), "{text:?}");
+    }
+    if let Some(library) = all["library"].as_str() {
+        assert!(std::path::Path::new(library).is_file(), "{library}");
+        assert!(text.out.contains(&format!("({library})\n")), "{text:?}");
     }
     for provider in providers {
         // Either there is a place, or a reason: in both forms.

@@ -222,13 +222,20 @@ fn a_hundred_ends_lose_nothing() {
     ends("qcow2", true, 40, true, "tcp");
 }
 
+fn fabric_is_there() -> bool {
+    let list = common::hayate(["fabric", "list", "--json"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let there = !list["libfabric"].is_null();
+    if !there {
+        eprintln!("not tested: there is no libfabric");
+    }
+    there
+}
+
 /// The same with a store that reaches the guest's memory.
 #[test]
 fn a_hundred_ends_with_a_fabric_lose_nothing() {
-    let list = common::hayate(["fabric", "list", "--json"]).out;
-    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
-    if list["libfabric"].is_null() {
-        eprintln!("not tested: there is no libfabric");
+    if !fabric_is_there() {
         return;
     }
     if std::env::var_os("FABRIC_TEST_VERSION").is_some() {
@@ -435,7 +442,19 @@ fn a_store_that_hangs_writes_nothing_for_a_disk_that_is_gone() {
 /// `HAYATE_LONG` in the environment for half a minute and five minutes, too.
 #[test]
 fn a_link_that_was_down_is_used_again() {
-    let hosts = Hosts::new("raw", false);
+    down_and_up("tcp");
+}
+
+/// The same with a store that reaches the guest's memory.
+#[test]
+fn a_link_that_was_down_is_used_by_a_fabric_again() {
+    if fabric_is_there() {
+        down_and_up("libfabric");
+    }
+}
+
+fn down_and_up(transport: &'static str) {
+    let hosts = Hosts { transport, ..Hosts::new("raw", false) };
     let (_store, daemon) = (hosts.store(), hosts.daemon_with_disk());
     let mut writer = guest(&hosts.run_dir(), false);
     let long: &[u64] = if std::env::var_os("HAYATE_LONG").is_some() { &[30, 300] } else { &[] };

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -14,7 +14,7 @@ use guestmem::GuestMemory;
 
 use crate::address;
 use crate::endpoint::{Depth, Endpoint};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::ffi::{self, Description, DomainId, FabricId, Handle, InfoId};
 use crate::listener::Listener;
 use crate::memory::{Kept, Registration, Rights};
@@ -91,13 +91,23 @@ pub struct Place {
     pub address: Option<IpAddr>,
 }
 
-/// The version of libfabric that is used, as major and minor; `None`: built without.
+/// The version of libfabric that is used, as major and minor; `None`: there is none, or this was built without.
 #[must_use]
 pub fn version() -> Option<(u16, u16)> {
     // SAFETY: returns a number.
     let version = unsafe { ffi::shim_version() };
-    let version = u32::try_from(version).ok()?;
+    let version = u32::try_from(version).ok().filter(|&version| version != 0)?;
     Some(((version >> 16) as u16, version as u16))
+}
+
+/// The file that this libfabric was loaded from; `None` as with [`version`].
+#[must_use]
+pub fn library() -> Option<PathBuf> {
+    let mut buffer: [c_char; 4096] = [0; 4096];
+    // SAFETY: at most as many bytes as there are are written, the last of them zero.
+    let result = unsafe { ffi::shim_library(buffer.as_mut_ptr(), buffer.len()) };
+    let file = (result >= 0).then(|| PathBuf::from(error::string(&buffer)))?;
+    Some(file.canonicalize().unwrap_or(file))
 }
 
 /// The providers that are used here: where each can be, or why it cannot.

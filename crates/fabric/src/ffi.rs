@@ -169,6 +169,7 @@ macro_rules! shim {
 
 shim! {
     pub(crate) fn shim_version();
+    pub(crate) fn shim_library(text: *mut c_char, len: usize);
     pub(crate) fn shim_strerror(error: c_int, text: *mut c_char, len: usize);
     pub(crate) fn shim_getinfo(
         provider: *const c_char, node: *const c_char, ipv6: c_int, out: *mut *mut InfoId

@@ -38,7 +38,7 @@ mod work;
 
 pub use endpoint::{Depth, Endpoint, State};
 pub use error::Error;
-pub use fabric::{Fabric, Kind, MAX_GREETING, Place, Provider, providers, version};
+pub use fabric::{Fabric, Kind, MAX_GREETING, Place, Provider, library, providers, version};
 pub use listener::{Listener, Request};
 pub use memory::{Local, Registration, Remote, Remotes, Rights};
 pub use work::Ended;

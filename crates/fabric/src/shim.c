@@ -167,14 +167,25 @@ int shim_version(void)
 	return (int)fi_version();
 }
 
-int shim_strerror(int error, char *text, size_t len)
+static int tell(const char *said, char *text, size_t len)
 {
-	const char *said = fi_strerror(error);
 	if (!len)
 		return 0;
 	strncpy(text, said ? said : "", len - 1);
 	text[len - 1] = 0;
 	return 0;
+}
+
+/* The file that was loaded. */
+int shim_library(char *text, size_t len)
+{
+	Dl_info of;
+	return loaded() && dladdr((void *)library.version, &of) ? tell(of.dli_fname, text, len) : -FI_ENOSYS;
+}
+
+int shim_strerror(int error, char *text, size_t len)
+{
+	return tell(fi_strerror(error), text, len);
 }
 
 static int copy_address(void **to, size_t *to_len, const void *from, size_t len)

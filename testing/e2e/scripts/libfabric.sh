@@ -1,5 +1,5 @@
 #!/bin/bash
-# libfabric.sh DEST WORK SUITE: the libfabric of Debian SUITE as DEST/lib/libfabric.so.1, with the provider tcp only.
+# libfabric.sh DEST WORK SUITE: the libfabric of Debian SUITE as DEST/lib/libfabric.so.1, with the providers tcp and verbs.
 # It is built from source, since the package of a newer Debian asks for a newer C library than this machine has.
 # Of the source package only the authors' archive is fetched; its sum is that of Debian's index, which is signed.
 # Autotools that the machine lacks are those of its own Debian, unpacked below WORK, which is removed in the end.
@@ -46,7 +46,7 @@ quietly() { "$@" >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; echo "libfabri
 quietly autoreconf -if
 # As Debian builds it, but for what it looks for in the machine: graphics cards, io_uring, other providers.
 CFLAGS='-O2 -g0 -fvisibility=hidden' quietly ./configure --prefix="$dest" --libdir="$dest/lib" --disable-static \
-    --disable-dependency-tracking --enable-only --enable-tcp=yes --without-uring --disable-kdreg2 --enable-xpmem=no
+    --disable-dependency-tracking --enable-only --enable-tcp=yes --enable-verbs=yes --without-uring --disable-kdreg2 --enable-xpmem=no
 quietly make -j"$(nproc)" src/libfabric.la
 rm -rf "$dest"
 mkdir -p "$dest/lib"

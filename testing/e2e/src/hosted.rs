@@ -13,6 +13,8 @@ use crate::{Context, Result, bail, cpio, ensure};
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 /// Where Debian has libraries.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+/// A library that goes before Debian's, seen from the folder of the program that loads it, and where it is in the root.
+const OWN: (&str, &str) = ("../lib/hayate/libfabric.so.1", "lib/hayate/libfabric.so.1");
 /// Where libibverbs looks for the libraries of devices, and which it should look for.
 const DEVICES: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
 const NAMES: &str = "/etc/libibverbs.d";
@@ -41,6 +43,9 @@ pub fn rdma_initrd(assets: &Assets, programs: &[(PathBuf, &str)], name: &str) ->
         run("strip", &["-g", "-o", &small.to_string_lossy(), &program.to_string_lossy()])?;
         files.insert(format!("bin/{name}"), (0o755, fs::read(&small)?));
         loaded.push(program.clone());
+        if let Ok(own) = fs::read(program.with_file_name(OWN.0)) {
+            files.insert(OWN.1.to_owned(), (0o644, own));
+        }
     }
     for of in &loaded {
         ensure!(of.is_file(), "{}: no such file", of.display());

@@ -147,6 +147,18 @@ fn boots_from_the_store(lab: &mut Lab) -> Result<String> {
     Ok(format!("in {:.1} s", lab.guest.boot_seconds))
 }
 
+/// A libfabric in the program's own directory of libraries goes before the system's.
+fn loads_its_own_libfabric(lab: &mut Lab) -> Result<String> {
+    let all: serde_json::Value = serde_json::from_str(&lab.near.cli("fabric list --json")?)?;
+    let (version, loaded) = (&all["libfabric"], all["library"].as_str());
+    let own = lab.near.binary().canonicalize()?.with_file_name("../lib/hayate/libfabric.so.1");
+    let loaded = PathBuf::from(loaded.context(|| format!("none was loaded: {all}"))?);
+    if let Ok(own) = own.canonicalize() {
+        ensure!(loaded == own, "{} was loaded, not {}", loaded.display(), own.display());
+    }
+    Ok(format!("{version}, {}", loaded.display()))
+}
+
 /// Requests of every size, all of which are found again; what is discarded takes no space there.
 fn fio_verifies(lab: &mut Lab) -> Result<String> {
     let jobs = [
@@ -250,6 +262,9 @@ fn group(suite: &mut Suite, packed: bool, transport: &'static str) {
     ];
     if transport != "shm" {
         cases.push(case("cable_pulled_under_fio", cable_pulled_under_fio));
+    }
+    if transport == "libfabric" {
+        cases.insert(0, case("loads_its_own_libfabric", loads_its_own_libfabric));
     }
     suite.group(transport, move || boot(packed, transport), cases, images_are_whole);
 }

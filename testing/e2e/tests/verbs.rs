@@ -27,6 +27,8 @@ const BLOCKS: u32 = 64;
 /// Requests for them, of 16 KiB each.
 const REQUESTS: u32 = BLOCKS / 4;
 const LEFT: u32 = (SIZE << 20) - BLOCKS * 4096;
+/// The host with the disk has the system's libfabric, that of the store hayate's own where there is one: Debian 12's and a newer.
+const SYSTEM: &str = "LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu";
 /// Longest time anything may take that has no limit of its own.
 const LIMIT: Duration = Duration::from_secs(60);
 /// What is looked at again and again is left alone for so long.
@@ -35,6 +37,8 @@ const NAP: Duration = Duration::from_millis(100);
 /// A guest that is a host: what runs there, by the name of its log.
 struct Machine {
     guest: Guest,
+    /// What says which libfabric is loaded.
+    environment: &'static str,
 }
 
 struct Lab {
@@ -49,7 +53,8 @@ impl Machine {
     /// Starts a program, whose id and output are in files of that name.
     fn start(&mut self, name: &str, command: &str) -> Result<()> {
         self.guest.sh(&format!(
-            "sh -c 'echo $$ >/tmp/{name}.pid; exec host {command}' >>/tmp/{name}.log 2>&1 </dev/null &"
+            "sh -c 'echo $$ >/tmp/{name}.pid; {} exec host {command}' >>/tmp/{name}.log 2>&1 </dev/null &",
+            self.environment
         ))?;
         wait_for(name, LIMIT, || {
             let there = format!("test -s /tmp/{name}.pid");
@@ -82,7 +87,8 @@ impl Machine {
     }
 
     fn hayate(&mut self, words: &str) -> Result<String> {
-        self.guest.sh(&format!("host hayate --run-dir /tmp/run {words}"))
+        let environment = self.environment;
+        self.guest.sh(&format!("{environment} host hayate --run-dir /tmp/run {words}"))
     }
 
     fn disk(&mut self, name: &str) -> Result<api::Disk> {
@@ -135,7 +141,7 @@ fn boot() -> Result<Lab> {
     let initrd = hosted::rdma_initrd(assets, &programs, "initrd-verbs")?;
     let dir = tempfile::Builder::new().prefix("hayate-e2e-").tempdir()?;
     let cable = dir.path().join("cable");
-    let start = |name: &str, number: u8, end: &str| -> Result<Machine> {
+    let start = |name: &str, number: u8, end: &str, environment| -> Result<Machine> {
         let mut config = Config::new(name);
         config.kernel = Some(assets.rdma.0.clone());
         config.initrd = Some(initrd.clone());
@@ -146,10 +152,10 @@ fn boot() -> Result<Lab> {
             "-device",
             format!("virtio-net-pci,netdev=cable,mac=52:54:00:00:02:{number:02x}"),
         ];
-        Ok(Machine { guest: Guest::start(assets, dir.path(), config)? })
+        Ok(Machine { guest: Guest::start(assets, dir.path(), config)?, environment })
     };
-    let far = start("far", 1, "server=on")?;
-    let near = start("near", 2, "server=off,reconnect-ms=100")?;
+    let far = start("far", 1, "server=on", "")?;
+    let near = start("near", 2, "server=off,reconnect-ms=100", SYSTEM)?;
     let mut lab = Lab { far, near, _dir: dir };
     for (machine, number) in [(&mut lab.far, 1), (&mut lab.near, 2)] {
         machine.guest.wait_ready()?;
@@ -320,12 +326,14 @@ impl Lab {
 
 /// Each side says what it has.
 fn devices_are_listed(lab: &mut Lab) -> Result<String> {
+    let mut versions = Vec::new();
     for (machine, address) in [(&mut lab.far, "10.0.0.1"), (&mut lab.near, "10.0.0.2")] {
         let list = machine.hayate("fabric list")?;
+        versions.push(list.lines().next().unwrap_or_default().to_owned());
         let line = list.lines().find(|line| line.starts_with("verbs") && line.contains(address));
         ensure!(line.is_some_and(|line| line.contains("rxe0")), "no device:\n{list}");
     }
-    Ok("verbs at rxe0".into())
+    Ok(format!("verbs at rxe0: {}", versions.join(", ")))
 }
 
 /// Nothing was said of the transport: where there is a device, it is taken.

@@ -8,12 +8,15 @@ use fabric::{Place, Provider};
 use serde::Serialize;
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 /// What there is, as `hayate fabric list --json` prints it.
 #[derive(Serialize)]
 struct List {
-    /// Of libfabric, major and minor; nothing: built without.
+    /// Of libfabric, major and minor; nothing: there is none, or this was built without.
     libfabric: Option<String>,
+    /// The file it was loaded from.
+    library: Option<PathBuf>,
     providers: Vec<Listed>,
 }
 
@@ -43,6 +46,7 @@ pub(super) fn command(command: &FabricCommand) -> Result<(), Failure> {
 fn list(output: Output) -> Result<(), Failure> {
     let all = List {
         libfabric: fabric::version().map(|(major, minor)| format!("{major}.{minor}")),
+        library: fabric::library(),
         providers: fabric::providers().into_iter().map(listed).collect(),
     };
     if output.json { out::json(&all) } else { out::text(&text(&all)) }
@@ -77,9 +81,9 @@ fn text(all: &List) -> String {
             ]);
         }
     }
-    let mut text = match &all.libfabric {
-        Some(version) => format!("libfabric {version}\n"),
-        None => String::new(),
+    let mut text = match (&all.libfabric, &all.library) {
+        (Some(version), Some(library)) => format!("libfabric {version} ({})\n", library.display()),
+        _ => String::new(),
     };
     if all.providers.iter().any(|provider| !provider.places.is_empty()) {
         let _ = write!(text, "\n{table}\n");

@@ -132,6 +132,7 @@ fn step(endpoint: &mut Endpoint<u64>) {
 /// What is tested here with another libfabric is not tested with the system's.
 #[test]
 fn the_library_is_the_one_that_is_expected() {
+    assert_eq!(fabric::library().is_some_and(|file| file.is_file()), fabric::version().is_some());
     let Ok(expected) = std::env::var("FABRIC_TEST_VERSION") else { return };
     let (major, minor) = fabric::version().expect("built with libfabric");
     assert_eq!(format!("{major}.{minor}"), expected);

@@ -15,6 +15,9 @@ Two providers of libfabric are used:
 
 DOMAIN is the interface or device, ADDRESS the local address to use it by. No daemon is needed.
 
+The first line says which libfabric is loaded: one in ../lib/hayate, seen from this program, goes before the
+system's, and what LD_LIBRARY_PATH names before both.
+
 A program that was built without libfabric says so. To have it: apt-get install libfabric-dev pkg-config,
 and build again.")]
     List(Output),
