@@ -468,7 +468,10 @@ fn down_and_up(transport: &'static str) {
         hosts.far.inside("ip link set far up");
         let up = Instant::now();
         write_more(&mut writer, 20);
-        println!("down for {seconds} s, first writes {:?} after it was up", up.elapsed());
+        eprintln!(
+            "{transport}: down for {seconds} s, first writes {:?} after it was up",
+            up.elapsed()
+        );
         writer.settle().unwrap();
     }
     drop(writer);
