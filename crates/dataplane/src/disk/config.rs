@@ -27,7 +27,7 @@ use super::live::LiveDisk;
 use super::queue::LiveQueue;
 use super::reach::Reach;
 use super::ring::Ring;
-use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters};
+use super::{Disk, DiskCommand, DiskId, MAX_QUEUES, QueueCounters, Told};
 use crate::error::HostError;
 use crate::homes::Workers;
 use crate::session::{self, Info, QueueInfo, SessionTask};
@@ -296,7 +296,7 @@ impl DiskDevice {
     }
 
     /// Judges requests as the configuration says by now, and says so once the worker does.
-    fn rules(&self, told: Option<oneshot::Sender<()>>) {
+    fn rules(&self, told: Told) {
         // Locked until the worker's mailbox has them, as by `Disk::resize`.
         let config = self.disk.config.lock();
         self.command(DiskCommand::SetRules(config.rules(), told));
@@ -311,7 +311,7 @@ impl Device for DiskDevice {
 
     fn features(&mut self, negotiated: u64) {
         self.disk.config.lock().negotiate(negotiated);
-        self.rules(None);
+        self.rules(Told::Nobody);
         self.info(|info| info.features = negotiated);
     }
 
@@ -366,7 +366,7 @@ impl Device for DiskDevice {
         let written = self.disk.config.lock().write(offset, bytes);
         written.map_err(|refused| ConfigRefused { reason: refused.to_string() })?;
         let (told, obeyed) = oneshot::channel();
-        self.rules(Some(told));
+        self.rules(Told::Asker(told));
         let writethrough = self.disk.config.lock().asked_writethrough();
         self.cache_mode.keep(&self.disk, writethrough);
         // What the guest asks when it knows that this was written is judged by it.

@@ -79,8 +79,8 @@ pub(crate) enum DiskCommand {
     SetCall(u16, Option<Arc<EventFd>>),
     /// SET_VRING_ENABLE.
     SetEnabled(u16, bool),
-    /// Judge requests by these rules from now on, and say so to who waits for it.
-    SetRules(Rules, Option<oneshot::Sender<()>>),
+    /// Judge requests by these rules from now on, and then say so.
+    SetRules(Rules, Told),
     /// Keep to these limits from now on.
     SetLimits(Option<Limiter>),
     /// Begin nothing more, and say when the image is not used any more.
@@ -98,6 +98,16 @@ pub(crate) enum DiskCommand {
     FailLink,
     /// Another thread has done a step of a request.
     Slow(Box<Job>, io::Result<u64>),
+}
+
+/// Who is told that requests are judged by new rules, once they are.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Nobody,
+    /// Who looks at the disk's configuration again, and acts on it.
+    Guest,
+    /// Who waits for it.
+    Asker(oneshot::Sender<()>),
 }
 
 /// Counters of one queue of a disk. The worker writes them.
@@ -170,13 +180,12 @@ impl Disk {
         workers.post(self.worker, Command::Disk(self.id, command));
     }
 
-    /// Tells the guest, and whoever judges its requests, that the image has so many bytes by now.
+    /// Tells whoever judges the guest's requests, and then the guest, that the image has so many bytes by now.
     pub(crate) fn resize(&self, workers: &Workers, size: u64) -> Result<(), SpecError> {
         // Locked until the worker's mailbox has them: rules must arrive in the order they were made.
         let mut config = self.config.lock();
         if config.resize(size / SECTOR)? {
-            self.command(workers, DiskCommand::SetRules(config.rules(), None));
-            self.changed.notify_one();
+            self.command(workers, DiskCommand::SetRules(config.rules(), Told::Guest));
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::disk::config::{self, CacheMode, Door, Faults, Made};
 use crate::disk::connection::Connection;
 use crate::disk::link::Link;
 use crate::disk::queue::LiveQueue;
-use crate::disk::{Disk, DiskCommand, DiskId, DiskImage};
+use crate::disk::{Disk, DiskCommand, DiskId, DiskImage, Told};
 use crate::error::HostError;
 use crate::session::{QueueInfo, SessionTask};
 use crate::spec::{DiskLimits, DiskSpec, SocketMode};
@@ -183,7 +183,7 @@ impl Host {
         if *writethrough {
             let mut config = disk.config.lock();
             config.keep_writethrough();
-            disk.command(workers, DiskCommand::SetRules(config.rules(), None));
+            disk.command(workers, DiskCommand::SetRules(config.rules(), Told::Nobody));
         }
         let task = door.spawn(&self.0.runtime);
         Ok(Resident { host: self.clone(), disk, task, hand, cache_mode })

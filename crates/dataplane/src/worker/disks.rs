@@ -339,11 +339,7 @@ impl Worker {
                 disks.with(id, mailbox, |disk, _| disk.set_enabled(index, on));
             }
             DiskCommand::SetRules(rules, told) => {
-                disks.with(id, mailbox, |disk, _| disk.set_rules(rules));
-                if let Some(told) = told {
-                    // Nobody waits any more if the session is being dropped.
-                    let _ = told.send(());
-                }
+                disks.with(id, mailbox, |disk, _| disk.set_rules(rules, told));
             }
             DiskCommand::SetLimits(limiter) => {
                 disks.with(id, mailbox, |disk, tools| disk.set_limits(limiter, tools));

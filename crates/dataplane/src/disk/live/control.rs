@@ -11,6 +11,7 @@ use sys::EventFd;
 use tokio::sync::oneshot;
 
 use super::{LiveDisk, Tools};
+use crate::disk::Told;
 use crate::disk::file::Manners;
 use crate::disk::image::DiskImage;
 use crate::disk::queue::{LiveQueue, Source, Waker};
@@ -98,9 +99,15 @@ impl LiveDisk {
         }
     }
 
-    /// Judges requests by these rules from now on.
-    pub(crate) fn set_rules(&mut self, rules: Rules) {
+    /// Judges requests by these rules from now on, and says so.
+    pub(crate) fn set_rules(&mut self, rules: Rules, told: Told) {
         self.rules = rules;
+        match told {
+            Told::Nobody => {}
+            Told::Guest => self.disk.changed.notify_one(),
+            // Nobody waits any more if the session is being dropped.
+            Told::Asker(waits) => drop(waits.send(())),
+        }
     }
 
     /// Keeps to these limits from now on: what waits for others asks again.
