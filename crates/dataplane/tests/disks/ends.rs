@@ -80,6 +80,21 @@ impl Flight {
         }
     }
 
+    /// The front end vanishes, and the worker has noticed: it takes no kick any more, nor says whether it wants some.
+    fn abandoned(&self) {
+        self.guest.frontend.socket().shutdown(Shutdown::Both).unwrap();
+        let kick = &self.guest.queues[0].fds.kick;
+        wait(
+            || "a kick that nobody takes".into(),
+            || {
+                kick.signal().unwrap();
+                self.plane.barrier();
+                self.plane.wait_asleep();
+                kick.drain()
+            },
+        );
+    }
+
     fn land(&mut self) {
         self.slow.feed(&[7; 2048]);
         self.slow.feed(&[7; 2048]);
@@ -293,6 +308,7 @@ fn what_a_predecessor_left_survives_a_stop_at_once() {
     for packed in [false, true] {
         let options = Options::new(packed);
         let mut flight = Flight::new(&options);
+        flight.abandoned();
         // The successor, while the predecessor still has them: as if that had been killed.
         let plane = Plane::new();
         let stage = Stage::new(SIZE);
