@@ -47,6 +47,11 @@ impl Entry {
         Self { instructions: places.values().sum(), places }
     }
 
+    /// How much more another takes, as a share; less is negative.
+    fn rise(&self, now: &Entry) -> f64 {
+        now.instructions / self.instructions - 1.0
+    }
+
     /// The places that take more than they did, those first that grew most: place, before, now. One
     /// that was not kept took at most what need not be kept.
     fn grown<'e>(&'e self, before: &Entry) -> Vec<(&'e str, f64, f64)> {
@@ -96,6 +101,11 @@ impl Budget {
         fs::write(path(), self.to_string()).context(|| path().display().to_string())
     }
 
+    /// Whether a cell takes no more than it may.
+    pub fn allows(&self, name: &str, now: &Entry) -> bool {
+        self.0.get(name).is_some_and(|before| before.rise(now) <= TOLERANCE)
+    }
+
     /// Compares what was counted with this budget.
     pub fn judge(&self, counted: &Budget) -> Verdict {
         let mut verdict = Verdict::default();
@@ -104,7 +114,7 @@ impl Budget {
                 let _ = writeln!(verdict.over, "{name} has no budget: {UPDATE}");
                 continue;
             };
-            let rise = now.instructions / before.instructions - 1.0;
+            let rise = before.rise(now);
             let text = format!(
                 "{name}: {:.1} instructions, budget {:.1}: {:+.1} %\n",
                 now.instructions,
@@ -172,6 +182,8 @@ mod tests {
         let before = budget([50.0, 40.0, 10.0]);
         let within = before.judge(&budget([52.9, 40.0, 10.0]));
         assert!(within.over.is_empty() && within.below.is_empty(), "{within:?}");
+        assert!(before.allows("cell", &Entry { instructions: 102.9, ..Entry::default() }));
+        assert!(!before.allows("cell", &Entry { instructions: 103.1, ..Entry::default() }));
 
         let over = before.judge(&budget([50.5, 39.0, 14.0])).over;
         let lines: Vec<&str> = over.lines().collect();

@@ -67,8 +67,8 @@ const GSO: usize = ETH + IP + TCP + 60 * 1024;
 const MSS: u16 = 1460;
 
 impl Cell {
-    /// How often it is counted; the least counts. Verdicts are remembered for a second only: if the
-    /// machine pauses meanwhile, those on all flows have to be worked out again.
+    /// How often it is counted while it is over its budget; the least counts. Verdicts are remembered for a second only: if
+    /// the machine pauses meanwhile, those on all flows have to be worked out again.
     pub fn times(&self) -> usize {
         if self.flows > 1 { 3 } else { 1 }
     }

@@ -21,18 +21,37 @@ const LOCKED_MAX: f64 = 16.0;
 static COUNTS: LazyLock<Vec<(&str, Count)>> = LazyLock::new(|| {
     assert!(is_x86_feature_detected!("avx2"), "the budget is that of a processor with AVX2");
     let switch = Switch::start().expect("valgrind, which `make setup` installs");
+    let committed = Budget::committed().unwrap();
     let count = |cell: &'static Cell| {
-        let counts = (0..cell.times()).map(|_| switch.count(cell).unwrap());
-        (cell.name, counts.min_by_key(|count| count.bursts.total().instructions).unwrap())
+        let mut least: Option<Count> = None;
+        for _ in 0..cell.times() {
+            let count = switch.count(cell).unwrap();
+            let enough = !update() && committed.allows(cell.name, &of_a_frame(&count));
+            let taken = |count: &Count| count.bursts.total().instructions;
+            if least.as_ref().is_none_or(|least| taken(&count) < taken(least)) {
+                least = Some(count);
+            }
+            if enough {
+                break;
+            }
+        }
+        (cell.name, least.expect("each is counted"))
     };
     CELLS.iter().map(count).collect()
 });
 
+/// Whether the budget is made anew.
+fn update() -> bool {
+    std::env::var_os("UPDATE_BUDGET").is_some()
+}
+
+fn of_a_frame(count: &Count) -> Entry {
+    Entry::of(&count.bursts, count.frames)
+}
+
 #[test]
 fn no_frame_takes_more_instructions_than_its_budget() {
-    let frames = COUNTS
-        .iter()
-        .map(|(name, count)| (name.to_string(), Entry::of(&count.bursts, count.frames)));
+    let frames = COUNTS.iter().map(|(name, count)| (name.to_string(), of_a_frame(count)));
     let empty = COUNTS
         .iter()
         .filter(|(name, _)| name.ends_with("-64"))
@@ -41,7 +60,7 @@ fn no_frame_takes_more_instructions_than_its_budget() {
     for (name, entry) in &counted.0 {
         println!("{name}: {:.1} instructions", entry.instructions);
     }
-    if std::env::var_os("UPDATE_BUDGET").is_some() {
+    if update() {
         counted.commit().unwrap();
     }
     let verdict = Budget::committed().unwrap().judge(&counted);
