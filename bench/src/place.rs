@@ -1,8 +1,12 @@
-//! Which CPU does what, and how far apart the two are at the moment.
+//! Which CPU does what, how far apart the two are at the moment, and whether they have their cores alone.
 //!
 //! On virtual machines the two CPUs move between cache complexes and sockets, within seconds, which
 //! changes throughput more than any switch does. So a cache line is sent to and fro between them
 //! before and after every window, and only windows of one [`Regime`] are compared.
+//!
+//! Where cores have two threads, the other one may be another virtual machine's, and halves what a
+//! core does while it runs. So both CPUs also tell how long instructions take that wait for nothing
+//! ([`sys::issue`]), beside the shortest time seen so far.
 //!
 //! **Threads.** A helper thread waits on the switch's CPU. It is put before all others (the switch
 //! polls there) for the millisecond of a probe and no longer: it gives up by itself after
@@ -17,6 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sys::clock::{ticks, ticks_per_second};
+use sys::issue;
 
 /// How long the line goes to and fro.
 const PROBE: Duration = Duration::from_millis(1);
@@ -24,6 +29,13 @@ const PROBE: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long the helper stays at most.
 const GIVE_UP: Duration = Duration::from_millis(5);
+/// How often each CPU tells what it has of its core for one look; the middle one counts.
+const TOLD: usize = 15;
+/// Looks before anything is measured, to know what cores do alone, and what is between two of them.
+const LOOKS: u32 = 50;
+const BETWEEN: Duration = Duration::from_millis(10);
+/// A core that takes so much longer than it does alone is not alone.
+const CROWDED: f64 = 1.12;
 
 /// The two CPUs of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +46,7 @@ pub struct Place {
     pub guests: usize,
 }
 
-/// How far apart two CPUs are, by the round trip of a cache line.
+/// How far apart two CPUs are, by the round trip of a cache line, if each has its core alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Regime {
@@ -46,6 +58,8 @@ pub enum Regime {
     Middle,
     /// More: different sockets.
     Far,
+    /// Wherever they are, the other thread of the core of one of them is busy.
+    Crowded,
 }
 
 impl Regime {
@@ -68,7 +82,31 @@ impl Regime {
             Regime::Near => "shared cache",
             Regime::Middle => "one socket",
             Regime::Far => "two sockets",
+            Regime::Crowded => "shared core",
         }
+    }
+}
+
+/// What a look at the two CPUs found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Look {
+    /// Round trip of a cache line in nanoseconds. None when the switch's CPU was not to be had.
+    pub line: Option<f64>,
+    /// How much longer instructions took on the more crowded core than on one that is not: 1 or
+    /// somewhat more if each CPU has its core alone.
+    pub crowding: f64,
+}
+
+impl Look {
+    /// The regime of what is between two looks, if it was one.
+    #[must_use]
+    pub fn regime(before: &Look, after: &Look) -> Option<Regime> {
+        let (first, last) = (Regime::of(before.line?), Regime::of(after.line?));
+        // Two threads of one core crowd each other.
+        if first != Regime::Core && before.crowding.max(after.crowding) > CROWDED {
+            return Some(Regime::Crowded);
+        }
+        (first == last).then_some(first)
     }
 }
 
@@ -91,6 +129,8 @@ struct Shared {
     line: Line,
     state: Line,
     error: AtomicU32,
+    /// What the switch's CPU has of its core, in the last look: the bits of the number.
+    told: AtomicU64,
 }
 
 impl Shared {
@@ -106,6 +146,8 @@ impl Shared {
 /// The probe; ends its helper when dropped.
 pub struct Probe {
     shared: Arc<Shared>,
+    /// The least that either CPU told so far.
+    least: [Least; 2],
     helper: Thread,
     join: Option<JoinHandle<()>>,
 }
@@ -117,6 +159,7 @@ impl Probe {
     /// That CPU may not be used, or threads may not be put before others.
     pub fn new(switch_cpu: usize) -> io::Result<Probe> {
         let shared = Arc::new(Shared::default());
+        shared.told.store(f64::INFINITY.to_bits(), Ordering::Relaxed);
         let mine = Arc::clone(&shared);
         let (said, heard) = std::sync::mpsc::channel();
         let join = std::thread::Builder::new().name("probe".into()).spawn(move || {
@@ -131,12 +174,25 @@ impl Probe {
             }
         })?;
         heard.recv().map_err(io::Error::other)??;
-        Ok(Probe { shared, helper: join.thread().clone(), join: Some(join) })
+        let least = [Least::default(), Least::default()];
+        let probe = Probe { shared, least, helper: join.thread().clone(), join: Some(join) };
+        for _ in 0..LOOKS {
+            probe.look();
+            std::thread::sleep(BETWEEN);
+        }
+        Ok(probe)
     }
 
-    /// Round trip of a cache line between the caller's CPU and the switch's, in nanoseconds. None
-    /// when the switch's CPU was not to be had.
-    pub fn round_trip(&self) -> Option<f64> {
+    /// Looks at the caller's CPU and the switch's.
+    pub fn look(&self) -> Look {
+        let (line, mine) = (self.round_trip(), told());
+        let its = f64::from_bits(self.shared.told.load(Ordering::Relaxed));
+        let [my_least, its_least] = &self.least;
+        Look { line, crowding: my_least.ratio(mine).max(its_least.ratio(its)) }
+    }
+
+    /// Round trip of a cache line between the two CPUs, in nanoseconds.
+    fn round_trip(&self) -> Option<f64> {
         let shared = &*self.shared;
         shared.line.0.store(0, Ordering::Relaxed);
         shared.set_state(WANTED);
@@ -202,6 +258,7 @@ fn helper(shared: &Shared) {
                 if sys::priority::realtime().is_err() {
                     shared.error.store(1, Ordering::Relaxed);
                 }
+                shared.told.store(told().to_bits(), Ordering::Relaxed);
                 let wanted = shared
                     .state
                     .0
@@ -218,6 +275,33 @@ fn helper(shared: &Shared) {
             // Also wakes for no reason, which is harmless.
             _ => std::thread::park(),
         }
+    }
+}
+
+/// What the caller's CPU has of its core.
+fn told() -> f64 {
+    let mut all = [0.0; TOLD];
+    all.fill_with(issue::pressure);
+    all.sort_by(f64::total_cmp);
+    all[TOLD / 2]
+}
+
+/// The least of some numbers, none of which is negative.
+#[derive(Debug)]
+struct Least(AtomicU64);
+
+impl Default for Least {
+    fn default() -> Self {
+        Least(AtomicU64::new(f64::INFINITY.to_bits()))
+    }
+}
+
+impl Least {
+    /// One more number, divided by the least, which may be it.
+    fn ratio(&self, number: f64) -> f64 {
+        // Bits of such numbers are in the numbers' order.
+        let before = f64::from_bits(self.0.fetch_min(number.to_bits(), Ordering::Relaxed));
+        number / before.min(number)
     }
 }
 
@@ -251,6 +335,18 @@ mod tests {
     }
 
     #[test]
+    fn a_core_that_is_shared_is_a_regime() {
+        let look = |line, crowding| Look { line: Some(line), crowding };
+        let regime = |before, after| Look::regime(&before, &after);
+        assert_eq!(regime(look(100.0, 1.0), look(120.0, 1.1)), Some(Regime::Near));
+        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.0)), None);
+        assert_eq!(regime(look(100.0, 1.5), look(100.0, 1.0)), Some(Regime::Crowded));
+        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.5)), Some(Regime::Crowded));
+        assert_eq!(regime(look(20.0, 1.9), look(20.0, 1.9)), Some(Regime::Core));
+        assert_eq!(regime(Look { line: None, crowding: 1.0 }, look(100.0, 1.0)), None);
+    }
+
+    #[test]
     fn a_line_goes_to_and_fro() {
         let cpus = sys::affinity::allowed_cpus().unwrap();
         let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else { return };
@@ -261,8 +357,12 @@ mod tests {
         std::thread::spawn(move || {
             sys::affinity::pin_current_thread(last).unwrap();
             // A busy machine may refuse some of them.
-            let trips: Vec<f64> = (0..20).filter_map(|_| probe.round_trip()).collect();
-            assert!(trips.iter().all(|nanos| *nanos > 1.0), "{trips:?}");
+            let looks: Vec<Look> = (0..20).map(|_| probe.look()).collect();
+            assert!(
+                looks.iter().all(|look| look.line.is_none_or(|nanos| nanos > 1.0)),
+                "{looks:?}"
+            );
+            assert!(looks.iter().all(|look| look.crowding >= 1.0), "{looks:?}");
             assert!(probe.sound());
         })
         .join()

@@ -303,9 +303,8 @@ fn memory_size(cells: &[Cell]) -> u64 {
         let topology = cell.topology();
         let frame = u64::from(cell.size.max(1518)) + 256;
         let queues = u64::from(topology.ports) * u64::from(topology.queues);
-        let sent = u64::from(cell.flows) * (u64::from(cell.size) + 256);
         let entries = 2 * u64::from(cell.entries);
-        queues * (entries * frame + 64 * 1024) + queues * sent
+        queues * (entries * frame + 64 * 1024)
     });
     (needed.max().unwrap_or(0) + (8 << 20)).next_multiple_of(32 << 20)
 }

@@ -8,7 +8,8 @@ use sys::clock::ticks_per_second;
 
 use crate::cell::{Cell, Method, Side};
 use crate::generator::{Counters, GeneratorError, Ring, Traffic};
-use crate::place::{Probe, Regime};
+use crate::place::{Look, Probe, Regime};
+use crate::report::Sample;
 use crate::sched::{Thread, stolen};
 use crate::stats::percentile;
 use crate::sut::Running;
@@ -53,6 +54,10 @@ pub struct Window {
     pub round: u32,
     /// Round trip of a cache line between the CPUs, before and after, in nanoseconds.
     pub line: [Option<f64>; 2],
+    /// How much longer instructions took then on the more crowded of the two cores than on one that
+    /// is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowding: Option<f64>,
     /// The regime, if it was the same before and after.
     pub regime: Option<Regime>,
     /// Whether both threads had their CPUs.
@@ -103,7 +108,7 @@ pub struct Watch<'a> {
     pub thread: &'a Thread,
     /// What is measured.
     pub cell: &'a Cell,
-    /// Windows that count that are wanted.
+    /// Windows that are wanted: that count, and in which each CPU has its core alone.
     pub wanted: usize,
     /// How long to go on for them.
     pub patience: Duration,
@@ -117,7 +122,7 @@ pub struct Watch<'a> {
 pub type Taken = (Vec<Window>, Option<GeneratorError>);
 
 impl Watch<'_> {
-    /// Takes windows until enough count, or until patience is at its end. `switch`, if it is a
+    /// Takes windows until there are enough of them, or until patience is at its end. `switch`, if it is a
     /// process of its own.
     ///
     /// Windows before the switch broke a ring, or frames, are kept.
@@ -134,7 +139,7 @@ impl Watch<'_> {
         let start = Instant::now();
         let mut busy = switch.as_deref_mut().and_then(Running::busy);
         while (windows.len() < self.wanted || start.elapsed() < self.patience)
-            && windows.iter().filter(|window| window.counts()).count() < self.wanted
+            && windows.iter().filter(|window| window.is_wanted()).count() < self.wanted
             && !self.interrupted.load(Ordering::Relaxed)
             && switch.as_deref_mut().is_none_or(Running::alive)
         {
@@ -156,7 +161,7 @@ impl Watch<'_> {
             Some(switch) => switch.cpu_time(),
             None => self.thread.times().ran,
         };
-        let before = self.probe.round_trip();
+        let before = self.probe.look();
         let (begin, all) = (Instant::now(), traffic.counters());
         self.send(traffic, SETTLE, usize::MAX)?;
         if matches!(self.cell.method(), Method::Rate(_)) {
@@ -179,12 +184,8 @@ impl Watch<'_> {
             Method::Rate(_) => traffic.counters().since(&counted),
             Method::Flood | Method::RoundTrips(_) => flooded,
         };
-        let after = self.probe.round_trip();
+        let after = self.probe.look();
 
-        let regime = match (before.map(Regime::of), after.map(Regime::of)) {
-            (Some(before), Some(after)) if before == after => Some(before),
-            _ => None,
-        };
         let waited = my_end.kept_waiting(&mine).max(its_end.kept_waiting(&its));
         let waited = waited.as_secs_f64() / seconds;
         let now = switch.and_then(Running::busy);
@@ -194,8 +195,9 @@ impl Watch<'_> {
         samples.sort_unstable();
         Ok(Window {
             round: self.round,
-            line: [before, after],
-            regime,
+            line: [before.line, after.line],
+            crowding: Some(before.crowding.max(after.crowding)),
+            regime: Look::regime(&before, &after),
             quiet: waited <= WAITED
                 && taken <= STOLEN
                 && self.probe.sound()

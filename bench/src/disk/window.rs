@@ -12,7 +12,7 @@ use super::fio;
 use super::guest::Lab;
 use super::load::{Load, LoadError};
 use super::sut::{Backend, System};
-use crate::place::{Probe, Regime};
+use crate::place::{Look, Probe, Regime};
 use crate::report::Sample;
 use crate::sched::{Thread, stolen, strangers, used_since};
 use crate::window::RoundTrips;
@@ -39,6 +39,10 @@ pub struct Window {
     pub round: u32,
     /// Round trip of a cache line between the CPUs, before and after, in nanoseconds.
     pub line: [Option<f64>; 2],
+    /// How much longer instructions took then on the more crowded of the two cores than on one that
+    /// is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crowding: Option<f64>,
     /// The regime, if it was the same before and after.
     pub regime: Option<Regime>,
     /// Whether client and back end had their CPUs.
@@ -103,7 +107,7 @@ pub type Taken = (Vec<Window>, Option<LoadError>);
 pub struct Watch<'a> {
     /// The probe between the CPUs.
     pub probe: &'a Probe,
-    /// Windows that count that are wanted.
+    /// Windows that are wanted: that count, and in which each CPU has its core alone.
     pub wanted: usize,
     /// How long to go on for them.
     pub patience: Duration,
@@ -234,7 +238,7 @@ impl Watch<'_> {
         let mut windows: Vec<Window> = Vec::new();
         let start = Instant::now();
         while (windows.len() < self.wanted || start.elapsed() < self.patience)
-            && windows.iter().filter(|window| window.counts()).count() < self.wanted
+            && windows.iter().filter(|window| window.is_wanted()).count() < self.wanted
             && !self.interrupted.load(Ordering::Relaxed)
         {
             match self.window(&own, waits, &mut measure) {
@@ -254,7 +258,7 @@ impl Watch<'_> {
         if let Some(backend) = self.forget {
             files::forget(|| backend.behind())?;
         }
-        let before = self.probe.round_trip();
+        let before = self.probe.look();
         let (me, others, taken) = (Thread::current(), strangers(own), stolen());
         let (mine, start) = (me.times(), Instant::now());
         let Measured { rate, latency, cpu, server, empty } = measure()?;
@@ -263,19 +267,16 @@ impl Watch<'_> {
         let taken = stolen() - taken;
         let others = used_since(&strangers(own), &others).as_secs_f64() / seconds;
         std::thread::sleep(REST);
-        let after = self.probe.round_trip();
-        let regime = match (before.map(Regime::of), after.map(Regime::of)) {
-            (Some(before), Some(after)) if before == after => Some(before),
-            _ => None,
-        };
+        let after = self.probe.look();
         let quiet = others <= WAITED
             && (waited <= WAITED || self.medium == Medium::Disk || waits == Waits::Elsewhere)
             && taken as f64 <= (STOLEN * seconds * 100.0).max(2.0)
             && self.probe.sound();
         Ok(Window {
             round: self.round,
-            line: [before, after],
-            regime,
+            line: [before.line, after.line],
+            crowding: Some(before.crowding.max(after.crowding)),
+            regime: Look::regime(&before, &after),
             quiet,
             waited: 100.0 * waited,
             others: 100.0 * others,

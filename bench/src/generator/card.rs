@@ -164,8 +164,8 @@ pub struct Card<R> {
 /// What a card sends: frames of its own, or those it received.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Frames of that many flows, in turn.
-    Own(FrameSpec, u32),
+    /// Frames of its own.
+    Own(FrameSpec),
     /// The buffers of another card's RX queues: a virtual machine that forwards.
     Received(Vec<Buffers>),
 }
@@ -231,12 +231,10 @@ impl<R: Ring> Card<R> {
             rx.push(CardQueue { ring, fds: start(&queue, 2 * pair)?, waited: 0 });
 
             let buffers = match source {
-                Source::Own(frames, flows) => {
-                    // A buffer for each entry at least: no driver sends one and the same again.
-                    let count = count.max(*flows);
+                Source::Own(frames) => {
                     let first = layout.take(Buffers::bytes(count, len))?;
                     let buffers = Buffers::new(first, count, len, false);
-                    fill(mem, &buffers, frames, *flows);
+                    fill(mem, &buffers, frames);
                     buffers
                 }
                 Source::Received(buffers) => {
@@ -313,10 +311,10 @@ fn lay_out<R: Ring>(
     Ok((R::new(mem, &ring, buffers)?, queue))
 }
 
-/// Writes all frames.
-fn fill(mem: &GuestMemory, buffers: &Buffers, spec: &FrameSpec, flows: u32) {
+/// Writes frames into all buffers.
+fn fill(mem: &GuestMemory, buffers: &Buffers, spec: &FrameSpec) {
+    let bytes = frames::build(spec, 0);
     for index in 0..buffers.count {
-        let bytes = frames::build(spec, index % flows.max(1));
         if let Some(place) = mem.slice(buffers.address(index), buffers.len) {
             place.copy_from(&bytes);
         }

@@ -1,4 +1,5 @@
-//! The frames that are sent: built once, then only published.
+//! The frames that are sent: built once. Where they are of many flows, addresses are written anew into
+//! the same few buffers for each frame, as a guest's stack does; otherwise frames are only published.
 //!
 //! Ethernet, IPv4, UDP (TCP for segments larger than a frame), good header checksums, and in the
 //! payload a mark with the flow's number, so that a receiver can tell which frame it looks at.
@@ -25,12 +26,15 @@ const MARK: [u8; 4] = *b"hyt\x01";
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const TCP: usize = 20;
+const UDP: usize = 8;
 
-/// What the frames of one direction differ in.
+/// What the frames of one direction differ in, and what is written for each of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flows {
-    /// Addresses and ports of IP and UDP: flows between two machines.
+    /// Nothing: one flow, whose frames are sent as they are.
     #[default]
+    One,
+    /// Addresses and ports of IP and UDP: flows between two machines.
     Ports,
     /// MAC addresses too: machines behind the two ports.
     Macs,
@@ -77,9 +81,8 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
     let mut bytes = vec![0xa5; header + spec.size as usize];
     bytes[..header].fill(0);
     let frame = &mut bytes[header..];
-    let machine = if spec.flows == Flows::Macs { flow } else { 0 };
-    frame[..6].copy_from_slice(&spec.gateway.unwrap_or(mac(spec.to, machine)));
-    frame[6..12].copy_from_slice(&mac(spec.from, machine));
+    let Own { macs, addresses, port } = Own::new(spec, flow);
+    frame[..12].copy_from_slice(&macs);
     frame[12..14].copy_from_slice(&0x0800_u16.to_be_bytes());
 
     let total = spec.size as usize - ETHERNET;
@@ -90,26 +93,10 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
     ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
     ip[8] = 64;
     ip[9] = protocol;
-    // 60,000 flows differ in the source port, more in the source address too.
-    let [_, _, high, low] = (flow / 60_000).to_be_bytes();
-    let mut ends = [[10, 1, high, low], [10, 2, 0, 1]];
-    if spec.flows == Flows::Destinations {
-        let (first, length) = PREFIXES;
-        // Every address once in 2^32 flows, and neighbours far from each other.
-        let random = flow.wrapping_mul(0x9e37_79b1).rotate_left(16).wrapping_mul(0x85eb_ca6b);
-        ends = [[10, 1, 0, 1], (first + (random >> length)).to_be_bytes()];
-    }
-    // Routers care where an answer comes from.
-    if spec.gateway.is_some() && spec.from % 2 == 1 {
-        ends.reverse();
-    }
-    ip[12..20].copy_from_slice(ends.as_flattened());
+    ip[12..20].copy_from_slice(&addresses);
     let sum = checksum(ip);
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    let mut addresses = [0; 8];
-    addresses.copy_from_slice(&ip[12..20]);
 
-    let port = (1_024 + flow % 60_000) as u16;
     let l4 = &mut frame[ETHERNET + IPV4..];
     let payload = if large {
         l4[..TCP].fill(0);
@@ -122,7 +109,7 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
     } else {
         l4[4..6].copy_from_slice(&((total - IPV4) as u16).to_be_bytes());
         l4[6..8].fill(0);
-        8
+        UDP
     };
     l4[..2].copy_from_slice(&port.to_be_bytes());
     l4[2..4].copy_from_slice(&9_u16.to_be_bytes());
@@ -132,6 +119,99 @@ pub fn build(spec: &FrameSpec, flow: u32) -> Vec<u8> {
         bytes[..header].copy_from_slice(&segmentation_header());
     }
     bytes
+}
+
+/// What a frame has for itself.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    /// Destination and source.
+    macs: [u8; 12],
+    /// Of IP, source and destination.
+    addresses: [u8; 8],
+    /// The source's.
+    port: u16,
+}
+
+impl Own {
+    #[inline(always)]
+    fn new(spec: &FrameSpec, flow: u32) -> Own {
+        let flow = if spec.flows == Flows::One { 0 } else { flow };
+        let machine = if spec.flows == Flows::Macs { flow } else { 0 };
+        let mut macs = [0; 12];
+        macs[..6].copy_from_slice(&spec.gateway.unwrap_or(mac(spec.to, machine)));
+        macs[6..].copy_from_slice(&mac(spec.from, machine));
+        // 60,000 flows differ in the source port, more in the source address too.
+        let [_, _, high, low] = (flow / 60_000).to_be_bytes();
+        let mut ends = [[10, 1, high, low], [10, 2, 0, 1]];
+        if spec.flows == Flows::Destinations {
+            let (first, length) = PREFIXES;
+            // Every address once in 2^32 flows, and neighbours far from each other.
+            let random = flow.wrapping_mul(0x9e37_79b1).rotate_left(16).wrapping_mul(0x85eb_ca6b);
+            ends = [[10, 1, 0, 1], (first + (random >> length)).to_be_bytes()];
+        }
+        // Routers care where an answer comes from.
+        if spec.gateway.is_some() && spec.from % 2 == 1 {
+            ends.reverse();
+        }
+        let mut addresses = [0; 8];
+        addresses.copy_from_slice(ends.as_flattened());
+        Own { macs, addresses, port: (1_024 + flow % 60_000) as u16 }
+    }
+}
+
+/// Writes what frames differ in, flow after flow.
+#[derive(Debug)]
+pub struct Writer {
+    spec: FrameSpec,
+    flows: u32,
+    next: u32,
+    /// Of the IPv4 header without its addresses.
+    sum: u32,
+    /// Around the flow's number: what is in front of it, and behind it.
+    mark: u128,
+}
+
+impl Writer {
+    /// For frames of so many flows, of at most [`MAX_PLAIN`] bytes.
+    #[must_use]
+    pub fn new(spec: &FrameSpec, flows: u32) -> Writer {
+        let frame = &build(spec, 0)[HEADER as usize..];
+        let mut ip = [0; IPV4];
+        ip.copy_from_slice(&frame[ETHERNET..ETHERNET + IPV4]);
+        ip[10..].fill(0);
+        let mut mark = [0; 16];
+        mark[..Self::MARKED].copy_from_slice(&frame[Self::MARK_AT..][..Self::MARKED]);
+        let sum = u32::from(!checksum(&ip));
+        Writer { spec: *spec, flows, next: 0, sum, mark: u128::from_le_bytes(mark) }
+    }
+
+    const MARK_AT: usize = ETHERNET + IPV4 + UDP;
+    /// The mark and the flow's number, and two bytes behind it.
+    const MARKED: usize = 10;
+
+    /// Makes a frame that was built one of the next flow, if flows differ.
+    #[inline(always)]
+    pub fn write(&mut self, frame: GuestSlice<'_>) {
+        if self.spec.flows == Flows::One {
+            return;
+        }
+        let flow = self.next;
+        self.next = if flow + 1 >= self.flows { 0 } else { flow + 1 };
+        let Own { macs, addresses, port } = Own::new(&self.spec, flow);
+        if self.spec.flows == Flows::Macs {
+            frame.store(macs);
+        }
+        let [a, b, c, d, e, f, g, h] = addresses;
+        let words =
+            [[a, b], [c, d], [e, f], [g, h]].map(|pair| u32::from(u16::from_be_bytes(pair)));
+        let sum = self.sum + words.iter().sum::<u32>();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let [c0, c1] = (!((sum + (sum >> 16)) as u16)).to_be_bytes();
+        let [p0, p1] = port.to_be_bytes();
+        frame.skip(ETHERNET + 10).store([c0, c1, a, b, c, d, e, f, g, h, p0, p1]);
+        let number = u128::from(flow.to_be()) << 32;
+        frame.skip(Self::MARK_AT).store_word::<{ Self::MARKED }>(self.mark | number);
+    }
 }
 
 /// The virtio-net header of a TCP segment to be cut (virtio 1.3, 5.1.6.2): checksum unfinished,
@@ -163,7 +243,7 @@ pub fn count_down(frame: GuestSlice<'_>) {
 /// The flow's number in a frame of this size (without virtio-net header), if it is one of ours.
 #[must_use]
 pub fn flow_of(frame: &[u8], size: u32) -> Option<u32> {
-    let at = ETHERNET + IPV4 + if size > MAX_PLAIN { TCP } else { 8 };
+    let at = ETHERNET + IPV4 + if size > MAX_PLAIN { TCP } else { UDP };
     let (mark, number) = frame.get(at..at + 8)?.split_at_checked(4)?;
     let number = u32::from_be_bytes(number.try_into().ok()?);
     (mark == MARK).then_some(number)
@@ -201,6 +281,34 @@ mod tests {
         assert_eq!(keys.len(), 200_000);
         assert_ne!(mac(1, 5), mac(1, 6));
         assert_ne!(mac(1, 5), mac(2, 5));
+    }
+
+    #[test]
+    fn what_is_written_again_is_as_if_built() {
+        let memory = SharedMemory::new(&[(0, 4096)], Pages::Small).unwrap();
+        let place = memory.guest().slice(0, (HEADER + 64) as u32).unwrap();
+        let number = ETHERNET + IPV4 + UDP + 4 + HEADER as usize;
+        for (flows, gateway) in [
+            (Flows::One, None),
+            (Flows::Ports, None),
+            (Flows::Macs, None),
+            (Flows::Destinations, None),
+            (Flows::Destinations, Some(gateway(3, 1))),
+        ] {
+            for from in [0, 1] {
+                let spec = FrameSpec { size: 64, from, to: from ^ 1, flows, gateway };
+                let mut writer = Writer::new(&spec, 130_000);
+                place.copy_from(&build(&spec, 7));
+                for flow in (0..130_000).chain(0..3) {
+                    writer.write(place.skip(HEADER as usize));
+                    let mut now = build(&spec, 0);
+                    place.copy_to(&mut now);
+                    let built = build(&spec, if flows == Flows::One { 7 } else { flow });
+                    assert_eq!(now, built, "{spec:?} {flow}");
+                    assert_eq!(now[number..number + 4], built[number..number + 4]);
+                }
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! **Purpose.** Plays the guests of a switch under test: each [`Card`] is a vhost-user front end
 //! with queues whose descriptors and frames are written once ([`ring`]). What is left to do for a
-//! frame is to see its used entry, count it and publish the entry again. Its own limit is measured
+//! frame is to see its used entry, count it and publish the entry again, and to write its addresses
+//! anew where frames are of many flows ([`frames`]). Its own limit is measured
 //! against a device that does nothing ([`null`]); another one carries frames to TAP interfaces
 //! ([`tap`]).
 //!
@@ -59,7 +60,7 @@ pub enum GeneratorError {
         missing: u64,
     },
     /// Guest memory is too small for queues and frames.
-    #[error("guest memory is {missing} bytes too small; measure fewer flows or ports")]
+    #[error("guest memory is {missing} bytes too small; measure fewer ports")]
     Memory {
         /// Bytes that are missing.
         missing: u64,

@@ -6,7 +6,7 @@ use guestmem::{GuestMemory, RingArea};
 use testkit::driver::{DriverError, RingSpec, flags};
 
 use super::buffers::Buffers;
-use super::ring::{Assignment, Ring, RingFault, area};
+use super::ring::{Ring, RingFault, area};
 
 /// Event suppression flags.
 const DISABLE: u32 = 1;
@@ -43,7 +43,7 @@ pub struct Packed {
     avail: Cursor,
     used: Cursor,
     free: u16,
-    assignment: Assignment,
+    buffers: Buffers,
     /// Length and flags of every descriptor, without id and marks.
     template: u64,
     fault: Option<RingFault>,
@@ -57,9 +57,8 @@ impl Ring for Packed {
         let device = area(mem, at.device, 4, 4)?;
         driver.store_u32(0, DISABLE << 16);
         device.store_u32(0, 0);
-        let assignment = Assignment::new(buffers, size);
         for slot in 0..size {
-            desc.store_u64(16 * usize::from(slot), buffers.address(assignment.upcoming(slot, 0)));
+            desc.store_u64(16 * usize::from(slot), buffers.address(slot.into()));
             desc.store_u64(16 * usize::from(slot) + 8, 0);
         }
         let write = if buffers.writable { flags::WRITE } else { 0 };
@@ -72,7 +71,7 @@ impl Ring for Packed {
             avail: Cursor { slot: 0, wrap: true },
             used: Cursor { slot: 0, wrap: true },
             free: size,
-            assignment,
+            buffers,
             template: u64::from(buffers.len) | u64::from(write) << 48,
             fault: None,
         })
@@ -123,9 +122,6 @@ impl Ring for Packed {
         for _ in 0..count {
             let slot = self.avail.slot;
             let at = 16 * usize::from(slot);
-            if self.assignment.rotating {
-                self.desc.store_u64(at, self.assignment.rotate());
-            }
             let mark = if self.avail.wrap { flags::AVAIL } else { flags::USED };
             let rest = self.template | u64::from(slot) << 32 | u64::from(mark) << 48;
             self.desc.store_u64_release(at + 8, rest);
@@ -143,10 +139,10 @@ impl Ring for Packed {
     }
 
     #[inline(always)]
-    fn upcoming(&self, ahead: u16) -> u32 {
+    fn upcoming(&self, ahead: u16) -> u16 {
         let mut at = self.avail;
         at.advance(ahead, self.size);
-        self.assignment.upcoming(at.slot, ahead)
+        at.slot
     }
 
     #[inline(always)]
@@ -160,7 +156,7 @@ impl Ring for Packed {
     }
 
     fn buffers(&self) -> &Buffers {
-        &self.assignment.buffers
+        &self.buffers
     }
 }
 

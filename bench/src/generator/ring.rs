@@ -1,8 +1,7 @@
 //! What a generator's queue does, of either ring format.
 //!
 //! A queue has one descriptor for each entry, written once and published again and again: entry `s`
-//! is always buffer `s` (or, for more frames than entries, the next of them). That works because
-//! every device here uses buffers in the order they were made available, which is checked: one that
+//! is always buffer `s`. That works because every device here uses buffers in the order they were made available, which is checked: one that
 //! does not is a [`RingFault`].
 
 use std::sync::Arc;
@@ -60,7 +59,7 @@ pub trait Ring: Sized {
     fn free(&self) -> u16;
 
     /// Which buffer is published after `ahead` others.
-    fn upcoming(&self, ahead: u16) -> u32;
+    fn upcoming(&self, ahead: u16) -> u16;
 
     /// Whether the device asks for a kick. To be certain, call it behind a full barrier.
     fn wants_kick(&self) -> bool;
@@ -70,37 +69,6 @@ pub trait Ring: Sized {
 
     /// Where the buffers are.
     fn buffers(&self) -> &Buffers;
-}
-
-/// Which buffer belongs to which entry.
-#[derive(Debug)]
-pub(super) struct Assignment {
-    pub(super) buffers: Buffers,
-    /// More buffers than entries: each entry gets the next one whenever it is published.
-    pub(super) rotating: bool,
-    /// The next one, if so.
-    next: u32,
-}
-
-impl Assignment {
-    pub(super) fn new(buffers: Buffers, size: u16) -> Assignment {
-        Assignment { buffers, rotating: buffers.count > u32::from(size), next: 0 }
-    }
-
-    /// The buffer that `slot` has, or will have after `ahead` others.
-    #[inline(always)]
-    pub(super) fn upcoming(&self, slot: u16, ahead: u16) -> u32 {
-        let from = if self.rotating { self.next + u32::from(ahead) } else { u32::from(slot) };
-        from % self.buffers.count
-    }
-
-    /// The address of the next buffer.
-    #[inline(always)]
-    pub(super) fn rotate(&mut self) -> u64 {
-        let index = self.next;
-        self.next = if index + 1 == self.buffers.count { 0 } else { index + 1 };
-        self.buffers.address(index)
-    }
 }
 
 /// A part of a ring.

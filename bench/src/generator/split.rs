@@ -6,20 +6,21 @@ use guestmem::{GuestMemory, RingArea};
 use testkit::driver::{DriverError, RingSpec, flags};
 
 use super::buffers::Buffers;
-use super::ring::{Assignment, Ring, RingFault, area};
+use super::ring::{Ring, RingFault, area};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` and `VIRTQ_USED_F_NO_NOTIFY`.
 const NO_EVENT: u16 = 1;
 
 /// A split queue. Entry `s` of the avail ring is descriptor `s`, for ever.
 pub struct Split {
-    desc: RingArea,
+    /// Kept mapped; written once.
+    _desc: RingArea,
     driver: RingArea,
     device: RingArea,
     size: u16,
     avail_idx: u16,
     used_idx: u16,
-    assignment: Assignment,
+    buffers: Buffers,
     fault: Option<RingFault>,
 }
 
@@ -31,10 +32,9 @@ impl Ring for Split {
         let driver = area(mem, at.driver, 6 + 2 * n, 2)?;
         let device = area(mem, at.device, 6 + 8 * n, 4)?;
         let write = if buffers.writable { flags::WRITE } else { 0 };
-        let assignment = Assignment::new(buffers, size);
         for slot in 0..size {
             let entry = usize::from(slot);
-            desc.store_u64(16 * entry, buffers.address(assignment.upcoming(slot, 0)));
+            desc.store_u64(16 * entry, buffers.address(slot.into()));
             desc.store_u64(16 * entry + 8, u64::from(buffers.len) | u64::from(write) << 32);
             driver.store_u16(4 + 2 * entry, slot);
         }
@@ -42,7 +42,7 @@ impl Ring for Split {
         driver.store_u16(2, 0);
         device.store_u32(0, 0);
         let (avail_idx, used_idx) = (0, 0);
-        Ok(Split { desc, driver, device, size, avail_idx, used_idx, assignment, fault: None })
+        Ok(Split { _desc: desc, driver, device, size, avail_idx, used_idx, buffers, fault: None })
     }
 
     #[inline(always)]
@@ -76,12 +76,6 @@ impl Ring for Split {
     #[inline(always)]
     fn publish(&mut self, count: u16) {
         debug_assert!(count <= self.free());
-        if self.assignment.rotating {
-            for step in 0..count {
-                let slot = self.avail_idx.wrapping_add(step) & (self.size - 1);
-                self.desc.store_u64(16 * usize::from(slot), self.assignment.rotate());
-            }
-        }
         self.avail_idx = self.avail_idx.wrapping_add(count);
         self.driver.store_u16_release(2, self.avail_idx);
     }
@@ -96,9 +90,8 @@ impl Ring for Split {
     }
 
     #[inline(always)]
-    fn upcoming(&self, ahead: u16) -> u32 {
-        let slot = self.avail_idx.wrapping_add(ahead) & (self.size - 1);
-        self.assignment.upcoming(slot, ahead)
+    fn upcoming(&self, ahead: u16) -> u16 {
+        self.avail_idx.wrapping_add(ahead) & (self.size - 1)
     }
 
     #[inline(always)]
@@ -111,6 +104,6 @@ impl Ring for Split {
     }
 
     fn buffers(&self) -> &Buffers {
-        &self.assignment.buffers
+        &self.buffers
     }
 }

@@ -7,7 +7,7 @@ use guestmem::GuestMemory;
 use serde::{Deserialize, Serialize};
 
 use super::buffers::HEADER;
-use super::frames::{self, MAX_PLAIN};
+use super::frames::{self, MAX_PLAIN, Writer};
 use super::ring::Ring;
 
 /// Bytes looked at of a sample.
@@ -58,24 +58,20 @@ pub(super) fn write<R: Ring>(
     ring: &R,
     count: u16,
     template: &[u8],
+    writer: &mut Writer,
     touch: Touch,
-    flows: u32,
 ) {
     let buffers = ring.buffers();
     let header = template.first_chunk::<{ HEADER as usize }>().copied().unwrap_or_default();
     for ahead in 0..count {
-        let Some(place) = mem.slice(buffers.address(ring.upcoming(ahead)), buffers.len) else {
-            continue;
-        };
+        let address = buffers.address(ring.upcoming(ahead).into());
+        let Some(place) = mem.slice(address, buffers.len) else { continue };
         match touch {
-            Touch::All if flows == 1 => drop(place.copy_from(template)),
-            Touch::All => {
-                // What flows differ in stays as it is.
-                place.store(header);
-                place.skip(SAMPLE).copy_from(template.get(SAMPLE..).unwrap_or_default());
-            }
-            Touch::Headers | Touch::None => drop(place.store(header)),
+            Touch::All => drop(place.copy_from(template)),
+            Touch::Headers => drop(place.store(header)),
+            Touch::None => {}
         }
+        writer.write(place.skip(HEADER as usize));
     }
 }
 

@@ -13,7 +13,7 @@ use testkit::frontend::SharedMemory;
 
 use super::buffers::HEADER;
 use super::card::{BURST, Card, CardQueue, CardSpec, Layout, Source};
-use super::frames::{self, Flows, FrameSpec};
+use super::frames::{self, Flows, FrameSpec, Writer};
 use super::ring::Ring;
 use super::touch::{Touch, read, write};
 use super::{GeneratorError, RingFault};
@@ -57,7 +57,7 @@ pub struct TrafficSpec {
     pub paths: Paths,
     /// Different frames of each sender, in turn.
     pub flows: u32,
-    /// What they differ in.
+    /// What they differ in, and what guests write for each frame in any case.
     pub vary: Flows,
     /// Routers between the first card and the second.
     pub routers: u16,
@@ -125,6 +125,8 @@ pub struct Traffic<R> {
     receivers: Vec<usize>,
     /// Bytes of a sent frame with its header, for guests that write all of it: of each sender.
     templates: Vec<Vec<u8>>,
+    /// What frames differ in, of each card.
+    writers: Vec<Writer>,
     scratch: Vec<u8>,
     counters: Counters,
     /// TX turns without progress in a row.
@@ -179,8 +181,10 @@ impl<R: Ring> Traffic<R> {
             return Err(GeneratorError::Pairing);
         }
         let template = |&card: &usize| frames::build(&frames_of(card, spec), 0);
+        let writer = |card| Writer::new(&frames_of(card, spec), spec.flows);
         Ok(Traffic {
             templates: senders.iter().map(template).collect(),
+            writers: (0..cards.len()).map(writer).collect(),
             scratch: vec![0; (HEADER + spec.size) as usize],
             mem: Arc::clone(memory.guest()),
             spec: *spec,
@@ -345,9 +349,10 @@ impl<R: Ring> Traffic<R> {
                         patience,
                     });
                 }
-                if let Some(queue) = self.cards.get_mut(index).and_then(|card| card.tx.first_mut())
-                {
+                let queue = self.cards.get_mut(index).and_then(|card| card.tx.first_mut());
+                if let (Some(queue), Some(writer)) = (queue, self.writers.get_mut(index)) {
                     let count = left.min(queue.ring.free().into()).min(BURST.into());
+                    write(&self.mem, &queue.ring, count as u16, &[], writer, Touch::None);
                     queue.ring.publish(count as u16);
                     queue.kick();
                     left -= count;
@@ -365,6 +370,7 @@ impl<R: Ring> Traffic<R> {
         for (at, &index) in self.senders.iter().enumerate() {
             let mut left = most;
             let Some(card) = self.cards.get_mut(index) else { continue };
+            let Some(writer) = self.writers.get_mut(index) else { continue };
             for queue in &mut card.tx {
                 if most < BURST || queue.due() {
                     self.counters.taken += u64::from(queue.ring.reap(BURST, |_, _| ()));
@@ -378,10 +384,10 @@ impl<R: Ring> Traffic<R> {
                     self.counters.full += u64::from(left > 0);
                     continue;
                 }
-                if self.spec.touch != Touch::None {
+                let TrafficSpec { touch, vary, .. } = self.spec;
+                if touch != Touch::None || vary != Flows::One {
                     let template = self.templates.get(at).map_or(&[][..], Vec::as_slice);
-                    let TrafficSpec { touch, flows, .. } = self.spec;
-                    write(&self.mem, &queue.ring, count, template, touch, flows);
+                    write(&self.mem, &queue.ring, count, template, writer, touch);
                 }
                 queue.ring.publish(count);
                 if most < BURST {
@@ -479,10 +485,7 @@ pub(super) fn source<R: Ring>(
         let inside = before.get(index - 1).ok_or(GeneratorError::Pairing)?;
         return Ok(Source::Received(inside.rx.iter().map(|queue| *queue.ring.buffers()).collect()));
     }
-    // The one that only answers needs one frame.
-    let sends =
-        spec.paths == Paths::BothWays || spec.vary == Flows::Macs || index.is_multiple_of(2);
-    Ok(Source::Own(frames_of(index, spec), if sends { spec.flows } else { 1 }))
+    Ok(Source::Own(frames_of(index, spec)))
 }
 
 /// The frames of card `index`: to its neighbour.

@@ -32,6 +32,9 @@ const BOUND: f64 = 0.8;
 /// limits.
 const BUSY: f64 = 90.0;
 
+/// So many windows of each system are compared rather than more in which cores were shared.
+const ENOUGH: usize = 3;
+
 /// A figure of a window.
 pub(crate) type Figure = fn(&Window) -> Option<f64>;
 
@@ -64,6 +67,11 @@ pub trait Sample {
     fn counts(&self) -> bool;
     /// The regime, if it was the same before and after.
     fn regime(&self) -> Option<Regime>;
+
+    /// Whether it is such as are looked for: it counts, and each CPU had its core alone.
+    fn is_wanted(&self) -> bool {
+        self.counts() && self.regime() != Some(Regime::Crowded)
+    }
     /// Which round it was in, from 0.
     fn round(&self) -> u32;
 }
@@ -328,7 +336,8 @@ pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
     one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)).collect()
 }
 
-/// The regime in which the system with the fewest windows has the most; the nearer one of two.
+/// The regime in which the system with the fewest windows has the most; the nearer one of two. One
+/// in which cores are shared only if no other has [`ENOUGH`].
 pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
     outcomes: &[&Outcome<C, S, W>],
 ) -> Option<Regime> {
@@ -338,8 +347,11 @@ pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
         let counts = measured.iter().map(|outcome| outcome.counting(regime).count());
         (counts.clone().min().unwrap_or(0), counts.sum::<usize>())
     };
-    let all = [Regime::Far, Regime::Middle, Regime::Near, Regime::Core];
-    all.into_iter().max_by_key(|&regime| fewest(regime)).filter(|&regime| fewest(regime).1 > 0)
+    let alone = [Regime::Far, Regime::Middle, Regime::Near, Regime::Core];
+    let best = alone.into_iter().max_by_key(|&regime| fewest(regime))?;
+    let crowded = fewest(best).0 < ENOUGH && fewest(Regime::Crowded) > fewest(best);
+    let best = if crowded { Regime::Crowded } else { best };
+    (fewest(best).1 > 0).then_some(best)
 }
 
 /// What a turn found, in one line.

@@ -78,7 +78,8 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(
         text,
         "\nEach figure is the median over windows of one regime (smallest-largest, number of \
-         windows); the systems take turns in rounds, with the same guest memory. A ratio is the \
+         windows), *shared core* only where there is little else: the other thread of a core was busy \
+         then; the systems take turns in rounds, with the same guest memory. A ratio is the \
          system's figure divided by hayate's of the same round, median over the rounds. *Full* is \
          how often the generator found its TX ring full, *busy* the share of the time in which the \
          switch had frames to move, and cycles are those of that time: by the switch's own account, \
@@ -158,7 +159,7 @@ fn about(kind: Kind) -> Option<&'static str> {
         ),
         Kind::Prefixes => Some(
             "1 M destinations at random, past one Linux router that delegated so many prefixes. No \
-             two frames in a row have anything in common.",
+             two frames in a row have anything in common. The sender writes their addresses anew.",
         ),
         Kind::Strangers => Some(
             "From guest to guest in one network, and to 100 destinations past a router, while another \
@@ -166,6 +167,15 @@ fn about(kind: Kind) -> Option<&'static str> {
              are refused, changes of a next hop, connections that end in the middle of a message, each as \
              fast as it can. It and the daemon's control thread run on the guests' CPU, which the guests \
              leave to them for 10 ms after every 10 ms: rates are of the time in which the guests run.",
+        ),
+        Kind::Flows => Some(
+            "From one machine to another. The sender writes addresses, ports and checksum of each frame \
+             anew, with one flow as well, into as many buffers as its ring has entries.",
+        ),
+        Kind::Macs => Some(
+            "Half of them at either side, each known to the switch, all in turn. The sender writes the \
+             addresses of each frame anew, with two machines as well, into as many buffers as its ring \
+             has entries.",
         ),
         Kind::Queues => Some("Each queue of the sender has frames; the switch has one worker."),
         _ => None,

@@ -54,6 +54,7 @@ fn window(round: u32, regime: Regime, mpps: f64) -> Window {
     Window {
         round,
         line: [Some(100.0); 2],
+        crowding: None,
         regime: Some(regime),
         quiet: true,
         alive: true,
@@ -103,6 +104,20 @@ fn ratios_are_of_the_same_round() {
     let report = report(vec![outcome(System::Hayate, own), outcome(System::Testpmd, its)]);
     let ratio = report.rows()[0].ratio(System::Testpmd, |w| Some(w.mpps)).unwrap();
     assert_eq!((ratio.median, ratio.min, ratio.max, ratio.n), (0.5, 0.5, 0.5, 2));
+}
+
+#[test]
+fn shared_cores_are_compared_only_where_there_is_little_else() {
+    use Regime::{Crowded, Near};
+    for (alone, regime, mpps) in [(2, Crowded, 5.0), (3, Near, 10.0)] {
+        let shared = (0..9).map(|_| window(0, Crowded, 5.0));
+        let windows = (0..alone).map(|_| window(0, Near, 10.0)).chain(shared).collect();
+        let report = report(vec![outcome(System::Hayate, windows)]);
+        let rows = report.rows();
+        assert_eq!(rows[0].regime, Some(regime));
+        assert_eq!(rows[0].figure(System::Hayate, |w| Some(w.mpps)).unwrap().median, mpps);
+    }
+    assert!(!window(0, Crowded, 1.0).is_wanted() && window(0, Near, 1.0).is_wanted());
 }
 
 #[test]

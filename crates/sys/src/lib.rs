@@ -3,7 +3,7 @@
 //! **Purpose.** [`EventFd`] (kicks and interrupts of virtqueues), [`scm`] (bytes with descriptors
 //! over Unix sockets), [`tap`] (TAP devices in any network namespace), [`affinity`] (which CPUs a
 //! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
-//! all others), [`rseq`] (which a thread may do without), [`clock`] (the processor's own), [`bpf`]
+//! all others), [`rseq`] (which a thread may do without), [`clock`] (the processor's own), [`issue`] (what a core's other thread leaves of it), [`bpf`]
 //! (programs on an interface), [`wakeup`] (of a CPU), [`uring`] (files read and written while a thread goes on), [`memfd`],
 //! [`prefer_huge_pages`], [`prefetch`] (cache lines), [`ofd`] (locks of files) and [`Words`] (numbers
 //! in a mapped file).
@@ -20,6 +20,7 @@ pub mod affinity;
 pub mod bpf;
 pub mod clock;
 mod eventfd;
+pub mod issue;
 mod memory;
 pub mod numa;
 pub mod ofd;

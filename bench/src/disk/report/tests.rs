@@ -10,6 +10,7 @@ fn window(round: u32, rate: f64, p50: f64) -> Window {
     Window {
         round,
         line: [Some(100.0); 2],
+        crowding: None,
         regime: Some(Regime::Near),
         quiet: true,
         waited: 0.0,
