@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn what_is_written_again_is_as_if_built() {
         let memory = SharedMemory::new(&[(0, 4096)], Pages::Small).unwrap();
-        let place = memory.guest().slice(0, (HEADER + 64) as u32).unwrap();
+        let place = memory.guest().slice(0, HEADER + 64).unwrap();
         let number = ETHERNET + IPV4 + UDP + 4 + HEADER as usize;
         for (flows, gateway) in [
             (Flows::One, None),
