@@ -10,7 +10,7 @@
 
 use packet::eth::Eth;
 
-use crate::cache::{Key, Packed};
+use crate::cache::{Front, Key, Packed};
 use crate::config::{Port, Snapshot};
 use crate::fdb::{self, Held};
 use crate::table::Place;
@@ -26,9 +26,12 @@ pub(crate) struct Ahead {
     lane: Lane,
 }
 
-/// Where the addresses of a frame that was announced are, most probably.
+/// A frame that was announced, and where its addresses are, most probably.
 #[derive(Clone, Copy, Debug, Default)]
 struct Note {
+    front: Front,
+    /// Of its lane; 0 is that of no frame with a place.
+    lane: u32,
     source: Place,
     destination: Place,
 }
@@ -42,6 +45,8 @@ struct Lane {
     number: u32,
     /// `None`: the port is down, or not in this VLAN.
     class: Option<Class>,
+    /// What keys of addresses have in common; 0: there is no class.
+    rest: u64,
     /// Verdicts on frames to some ports, each in the place of its number.
     ways: [Option<(PortId, Packed)>; Lane::WAYS],
 }
@@ -51,49 +56,64 @@ impl Ahead {
     pub(crate) const FRAMES: usize = 8;
 
     /// Notes the frame that comes `later` frames after the next, at most [`Ahead::FRAMES`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn announce(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        (front, later): (&[u8], usize),
+        (front, later): (&[u8; 18], usize),
         held: &mut Held,
     ) {
         let Self { notes, turn, lane } = self;
-        let (Some(key), Some(port)) = (Key::of(in_port, front), snapshot.port(in_port)) else {
+        let front = Front::of(front);
+        let Some(key) = front.key(in_port) else { return };
+        if !lane.is(snapshot, key) || !held.is_some() {
+            lane.change(snapshot, in_port, key, held);
+        }
+        // It may be that of another network: a hint, too.
+        let (rest, Some(table)) = (lane.rest, held.get()) else { return };
+        if rest == 0 {
             return;
-        };
-        let Some(class) = lane.of(snapshot, port, key) else { return };
-        let table = held.table(&port.fdb);
-        let source = table.place(fdb::key(class.fid, key.src()));
-        let destination = table.place(fdb::key(class.fid, key.dst()));
+        }
+        let source = table.place(key.src_bits() | rest);
+        let destination = table.place(key.dst_bits() | rest);
         table.prefetch(source);
         table.prefetch(destination);
         let place = turn.wrapping_add(later) % notes.len();
         if let Some(note) = notes.get_mut(place) {
-            *note = Note { source, destination };
+            *note = Note { front, lane: key.lane(), source, destination };
         }
     }
 
-    /// The verdict on the next frame, from `port` and with this key: `None` if it was not announced,
-    /// or there is something to learn, or an address is not where it was looked for.
+    /// The verdict on the next frame, from `in_port` and with this beginning: `None` if it was not
+    /// announced, or there is something to learn, or an address is not where it was looked for.
     #[inline(always)]
     pub(crate) fn verdict(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        port: &Port,
-        key: Key,
+        head: &[u8],
         now_ms: u64,
         held: &mut Held,
     ) -> Option<Packed> {
         let Self { notes, turn, lane } = self;
-        let Note { source, destination } = *notes.get(*turn % notes.len())?;
+        let note = *notes.get(*turn % notes.len())?;
         *turn = turn.wrapping_add(1);
-        let class = lane.of(snapshot, port, key)?;
+        let front = Front::of(head.first_chunk()?);
+        // The key follows from both.
+        if front.difference(note.front) != 0 || note.lane as u16 != in_port.0 {
+            return None;
+        }
+        if note.lane != lane.number || lane.version != snapshot.version() {
+            lane.change(snapshot, in_port, front.key(in_port)?, held);
+        }
+        let (rest, port) = (lane.rest, snapshot.port(in_port)?);
+        if rest == 0 {
+            return None;
+        }
         let table = held.table(&port.fdb);
-        let from = table.at(source, fdb::key(class.fid, key.src()))?;
-        let to = fdb::port_of(table.at(destination, fdb::key(class.fid, key.dst()))?)?;
+        let from = table.at(note.source, front.src_bits() | rest)?;
+        let to = fdb::port_of(table.at(note.destination, front.dst_bits() | rest)?)?;
         if !fdb::is_seen(from, in_port, now_ms) {
             return None;
         }
@@ -105,22 +125,26 @@ impl Lane {
     /// A power of two.
     const WAYS: usize = 16;
 
-    /// The class of frames with this key.
+    /// Whether it is that of frames with this key.
     #[inline(always)]
-    fn of(&mut self, snapshot: &Snapshot, port: &Port, key: Key) -> Option<Class> {
-        if self.number != key.lane() || self.version != snapshot.version() {
-            self.change(snapshot, port, key);
-        }
-        self.class
+    fn is(&self, snapshot: &Snapshot, key: Key) -> bool {
+        self.number == key.lane() && self.version == snapshot.version()
     }
 
+    /// Becomes that of frames with this key, from `in_port`; takes hold of the MAC table.
     #[cold]
-    fn change(&mut self, snapshot: &Snapshot, port: &Port, key: Key) {
+    fn change(&mut self, snapshot: &Snapshot, in_port: PortId, key: Key, held: &mut Held) {
+        let Some(port) = snapshot.port(in_port) else { return *self = Self::default() };
+        held.table(&port.fdb);
+        if self.is(snapshot, key) {
+            return;
+        }
         let (dst, src, tag) = (key.dst(), key.src(), key.tag());
         // Frames whose class depends on more than that have no key.
         let class = port.classify(&Eth { dst, src, tag, ethertype: 0 }).filter(|_| port.up);
+        let rest = class.map_or(0, |class| fdb::rest_of_key(class.fid));
         let (version, number) = (snapshot.version(), key.lane());
-        *self = Self { version, number, class, ..Self::default() };
+        *self = Self { version, number, class, rest, ..Self::default() };
     }
 
     /// The verdict on frames of this lane to a port.
@@ -154,3 +178,6 @@ impl Lane {
         Some(way)
     }
 }
+
+#[cfg(test)]
+mod tests;

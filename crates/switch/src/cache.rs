@@ -107,17 +107,17 @@ impl Cache {
         now_ms: u64,
     ) -> Verdict {
         self.last.in_port = NOBODY;
-        let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
-            self.worth.missed();
-            return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
-        };
         if self.worth.passes_by() {
             let Self { ahead, held, .. } = self;
-            return match ahead.verdict(snapshot, in_port, port, key, now_ms, held) {
+            return match ahead.verdict(snapshot, in_port, head, now_ms, held) {
                 Some(verdict) => verdict.unpack(),
                 None => snapshot.decide(in_port, head, now_ms, held).verdict,
             };
         }
+        let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
+            self.worth.missed();
+            return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
+        };
         let generation = port.fdb.generation();
         let place = self.seed.hash(key.0, key.1) & (self.sets.len() - 1);
         let Some(Set(entries)) = self.sets.get(place) else {
@@ -303,19 +303,39 @@ fn front(head: &[u8]) -> Option<[u64; 2]> {
     Some([u64::from_le_bytes(first), u64::from_le_bytes(second)])
 }
 
-impl Key {
+/// A frame's first 18 bytes, in words that begin where words do: what its key follows from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Front(u64, u64, u16);
+
+impl Front {
+    #[inline(always)]
+    pub(crate) fn of(head: &[u8; 18]) -> Self {
+        match head.as_chunks::<8>() {
+            (&[first, second], &[p, q]) => Self(
+                u64::from_le_bytes(first),
+                u64::from_le_bytes(second),
+                u16::from_le_bytes([p, q]),
+            ),
+            // It has that many.
+            _ => Self::default(),
+        }
+    }
+
+    /// 0 if they are the same.
+    #[inline(always)]
+    pub(crate) fn difference(self, other: Self) -> u64 {
+        (self.0 ^ other.0) | (self.1 ^ other.1) | u64::from(self.2 ^ other.2)
+    }
+
     /// `None` for the frames that are always worked out: short ones, and those with a priority
     /// tag, a service tag or more than one tag.
-    #[inline]
-    pub(crate) fn of(in_port: PortId, head: &[u8]) -> Option<Self> {
-        let [addresses @ .., p0, p1, t0, t1, i0, i1] = head.first_chunk::<18>()?;
-        let (first, rest) = addresses.split_first_chunk::<8>()?;
-        let rest = rest.first_chunk::<4>()?;
-        let outer = u16::from_be_bytes([*p0, *p1]);
+    #[inline(always)]
+    pub(crate) fn key(self, in_port: PortId) -> Option<Key> {
+        let Self(first, second, inner) = self;
+        let outer = ((second >> 32) as u16).swap_bytes();
         let vlan = if outer == ETH_P_8021Q {
-            let vid = Tci(u16::from_be_bytes([*t0, *t1])).vid();
-            let stacked = is_tag_protocol(u16::from_be_bytes([*i0, *i1]));
-            if stacked || !(1..=VID_MAX).contains(&vid) {
+            let vid = Tci(((second >> 48) as u16).swap_bytes()).vid();
+            if is_tag_protocol(inner.swap_bytes()) || !(1..=VID_MAX).contains(&vid) {
                 return None;
             }
             vid
@@ -324,11 +344,28 @@ impl Key {
         } else {
             0
         };
-        let low = u64::from(u32::from_le_bytes(*rest));
-        Some(Self(
-            u64::from_le_bytes(*first),
-            low | u64::from(in_port.0) << 32 | u64::from(vlan) << 48,
-        ))
+        let lane = u64::from(in_port.0) << 32 | u64::from(vlan) << 48;
+        Some(Key(first, second & 0xffff_ffff | lane))
+    }
+
+    /// The destination, its first byte in the lowest bits.
+    #[inline(always)]
+    pub(crate) fn dst_bits(self) -> u64 {
+        self.0 & 0xffff_ffff_ffff
+    }
+
+    /// The source in the same way.
+    #[inline(always)]
+    pub(crate) fn src_bits(self) -> u64 {
+        self.0 >> 48 | (self.1 & 0xffff_ffff) << 16
+    }
+}
+
+impl Key {
+    /// See [`Front::key`].
+    #[inline]
+    pub(crate) fn of(in_port: PortId, head: &[u8]) -> Option<Self> {
+        Front::of(head.first_chunk()?).key(in_port)
     }
 }
 
@@ -357,14 +394,24 @@ impl Key {
         (self.1 >> 32) as u32
     }
 
-    #[inline]
-    pub(crate) fn dst(self) -> Mac {
-        Mac::from_u64(self.0.swap_bytes() >> 16)
+    /// The destination, its first byte in the lowest bits.
+    #[inline(always)]
+    pub(crate) fn dst_bits(self) -> u64 {
+        self.0 & 0xffff_ffff_ffff
     }
 
-    #[inline]
+    /// The source in the same way.
+    #[inline(always)]
+    pub(crate) fn src_bits(self) -> u64 {
+        self.0 >> 48 | (self.1 & 0xffff_ffff) << 16
+    }
+
+    pub(crate) fn dst(self) -> Mac {
+        Mac::from_u64(self.dst_bits().swap_bytes() >> 16)
+    }
+
     pub(crate) fn src(self) -> Mac {
-        Mac::from_u64((self.0 >> 48 | (self.1 & 0xffff_ffff) << 16).swap_bytes() >> 16)
+        Mac::from_u64(self.src_bits().swap_bytes() >> 16)
     }
 
     /// The tag without its priority.

@@ -60,9 +60,24 @@ pub struct NetworkStats {
     pub flushed: u64,
 }
 
-/// A table key: address, FID, and a bit that keeps it from being zero.
+/// A table key: address (its first byte in the lowest bits, as it is in a frame), FID, and a bit that
+/// keeps it from being zero.
+#[inline]
 pub(crate) fn key(fid: u16, mac: Mac) -> u64 {
-    mac.to_u64() | u64::from(fid & 0xfff) << 48 | 1 << 60
+    let Mac([a, b, c, d, e, f]) = mac;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | rest_of_key(fid)
+}
+
+/// What is in a key besides the address.
+#[inline]
+pub(crate) fn rest_of_key(fid: u16) -> u64 {
+    u64::from(fid & 0xfff) << 48 | 1 << 60
+}
+
+/// The address in a key.
+pub(crate) fn mac_of(key: u64) -> Mac {
+    let [a, b, c, d, e, f, ..] = key.to_le_bytes();
+    Mac([a, b, c, d, e, f])
 }
 
 /// The value word of an entry: port (bits 0..16), live (16), static (17), stamp in milliseconds
@@ -143,6 +158,12 @@ impl Held {
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.table.is_some()
+    }
+
+    /// What it holds, of whatever network.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&Table> {
+        self.table.as_ref().map(|(_, table)| &**table)
     }
 
     /// The table now, for one frame's look-ups. Asked for after [`Fdb::generation`].
@@ -489,7 +510,7 @@ impl Fdb {
                 let fid = (key >> 48) as u16 & 0xfff;
                 let age = if value.fixed() { 0 } else { value.age(now_ms) };
                 Some(FdbEntry {
-                    mac: Mac::from_u64(key),
+                    mac: mac_of(key),
                     vlan: (fid != 0).then_some(fid),
                     port: value.port(),
                     age: Duration::from_millis(age),

@@ -8,7 +8,7 @@ use packet::eth::Eth;
 use super::{PortConfig, Snapshot, Switch, free_place};
 use crate::domain::Domain;
 use crate::error::SwitchError;
-use crate::fdb::{Fdb, Held, Observed, PortShared, Source};
+use crate::fdb::{self, Fdb, Held, Observed, PortShared, Source};
 use crate::router::RouterId;
 use crate::rules::PortRules;
 use crate::table::Table;
@@ -87,7 +87,7 @@ impl Port {
         if only_asks {
             return (table, Observed::Known(now_ms));
         }
-        if self.only.is_some_and(|only| only != Mac::from_u64(key)) {
+        if self.only.is_some_and(|only| only != fdb::mac_of(key)) {
             return (table, Observed::Refused);
         }
         let most = self.mac_limit.map_or(u32::MAX, |limit| limit.min(u32::MAX as usize) as u32);

@@ -1,0 +1,94 @@
+use std::time::Duration;
+
+use packet::VlanEdit;
+
+use crate::{Cache, NetworkConfig, NetworkId, PortConfig, PortId, Switch, Verdict, VlanMode};
+
+/// A switch with ports, and a worker that has found remembering not worth it.
+struct Bench {
+    switch: Switch,
+    network: NetworkId,
+    ports: Vec<PortId>,
+    cache: Cache,
+    now_ms: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let switch = Switch::new();
+        let network = switch.add_network(NetworkConfig::default()).unwrap();
+        let port = || {
+            let port = PortConfig { network, vlan: VlanMode::None, mac_limit: None };
+            let port = switch.add_port(port).unwrap();
+            switch.set_link(port, true).unwrap();
+            port
+        };
+        let ports = (0..3).map(|_| port()).collect();
+        let mut bench = Self { switch, network, ports, cache: Cache::new(1), now_ms: 1 };
+        for n in 0..64 {
+            bench.send(2, n, 200);
+        }
+        for n in 0..64 {
+            bench.send(2, n, n ^ 1);
+        }
+        assert!(bench.cache.is_bypassed());
+        bench
+    }
+
+    /// From machine `src`, behind port number `from`, to machine `dst`: announced, then looked up.
+    fn send(&mut self, from: usize, src: u8, dst: u8) -> Verdict {
+        let mut frame = [0; 18];
+        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, dst, 2, 0, 0, 0, 0, src]);
+        let (port, snapshot) = (self.ports[from], self.switch.snapshot());
+        self.cache.announce(&snapshot, port, &frame, 0);
+        self.cache.lookup(&snapshot, port, &frame, self.now_ms)
+    }
+
+    fn to(&self, port: usize) -> Verdict {
+        Verdict::Forward { port: self.ports[port], edit: VlanEdit::Keep }
+    }
+}
+
+/// Machine 100 is behind port 0, until it moves, or its port is flushed or down.
+#[test]
+fn changes_count_for_frames_that_were_announced() {
+    let mut bench = Bench::new();
+    let hear = |bench: &mut Bench| {
+        for _ in 0..4 {
+            assert_eq!(bench.send(0, 100, 5), bench.to(2));
+        }
+        assert_eq!(bench.send(2, 5, 100), bench.to(0));
+    };
+    hear(&mut bench);
+
+    // It moves to port 1 and back.
+    assert_eq!(bench.send(1, 100, 5), bench.to(2));
+    assert_eq!(bench.send(2, 5, 100), bench.to(1));
+    hear(&mut bench);
+
+    let flooded = |verdict| matches!(verdict, Verdict::Flood(_));
+    bench.switch.flush_port(bench.ports[0]).unwrap();
+    assert!(flooded(bench.send(2, 5, 100)));
+    hear(&mut bench);
+
+    bench.switch.set_link(bench.ports[0], false).unwrap();
+    bench.switch.set_link(bench.ports[0], true).unwrap();
+    assert!(flooded(bench.send(2, 5, 100)));
+    hear(&mut bench);
+    assert!(bench.cache.is_bypassed());
+}
+
+/// However long it goes on, the table says when an address was heard of, to some seconds.
+#[test]
+fn what_is_announced_is_stamped() {
+    let mut bench = Bench::new();
+    for _ in 0..500 {
+        bench.now_ms += 700;
+        bench.send(0, 100, 5);
+        assert_eq!(bench.send(2, 5, 100), bench.to(0));
+        let known = bench.switch.fdb(bench.network, bench.now_ms).unwrap();
+        let new = known.iter().filter(|entry| entry.age < Duration::from_secs(3));
+        assert!(new.count() >= 2, "{known:?}");
+    }
+    assert!(bench.cache.is_bypassed());
+}
