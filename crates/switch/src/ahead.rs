@@ -30,7 +30,7 @@ pub(crate) struct Ahead {
 #[derive(Clone, Copy, Debug, Default)]
 struct Note {
     front: Front,
-    /// Of its lane; 0 is that of no frame with a place.
+    /// Of its lane: see [`Key::lane`].
     lane: u32,
     source: Place,
     destination: Place,
@@ -75,8 +75,8 @@ impl Ahead {
         if rest == 0 {
             return;
         }
-        let source = table.place(key.src_bits() | rest);
-        let destination = table.place(key.dst_bits() | rest);
+        let source = table.place(front.src_bits() | rest);
+        let destination = table.place(front.dst_bits() | rest);
         table.prefetch(source);
         table.prefetch(destination);
         let place = turn.wrapping_add(later) % notes.len();

@@ -394,24 +394,17 @@ impl Key {
         (self.1 >> 32) as u32
     }
 
-    /// The destination, its first byte in the lowest bits.
-    #[inline(always)]
-    pub(crate) fn dst_bits(self) -> u64 {
-        self.0 & 0xffff_ffff_ffff
-    }
-
-    /// The source in the same way.
-    #[inline(always)]
-    pub(crate) fn src_bits(self) -> u64 {
-        self.0 >> 48 | (self.1 & 0xffff_ffff) << 16
-    }
-
     pub(crate) fn dst(self) -> Mac {
-        Mac::from_u64(self.dst_bits().swap_bytes() >> 16)
+        Mac::from_u64(self.front().dst_bits().swap_bytes() >> 16)
     }
 
     pub(crate) fn src(self) -> Mac {
-        Mac::from_u64(self.src_bits().swap_bytes() >> 16)
+        Mac::from_u64(self.front().src_bits().swap_bytes() >> 16)
+    }
+
+    /// A beginning with these addresses.
+    fn front(self) -> Front {
+        Front(self.0, self.1, 0)
     }
 
     /// The tag without its priority.
