@@ -136,6 +136,7 @@ impl Agent {
                 for (index, address) in used.neighbours {
                     self.kernel.use_neighbour(index, address);
                 }
+                self.kernel.begun_connections(&used.begun);
                 let (state, all) = (&mut self.state, used.all_connections);
                 self.kernel.used_connections(state, &used.connections, all);
                 self.plan.update(state);

@@ -22,7 +22,7 @@ const NOT_RUN: [(&str, &str, usize); 10] = [
     ("guest", "is typed in a guest, or on another host", 16),
     ("cluster", "needs Kubernetes; the plugin's test `kubernetes` runs what the manifests run", 2),
     ("download", "needs the Internet", 2),
-    ("bench", "needs two CPUs with nothing else to do", 14),
+    ("bench", "needs two CPUs with nothing else to do", 15),
     ("libvirt", "needs libvirtd and a domain", 1),
     ("service", "needs systemd", 1),
     ("engine", "needs a storage engine, which the tests `engines` start in the same way", 5),

@@ -35,6 +35,8 @@ enum Asked {
     Plan,
     /// Part of the plan too; the answer says where interfaces are.
     Interfaces,
+    /// Part of the plan too: connections.
+    Begin,
     Renew,
     Counters,
     Connections,
@@ -49,6 +51,8 @@ enum Asked {
 pub(crate) struct Used {
     /// Neighbours that they went to.
     pub(crate) neighbours: Vec<(Ifindex, IpAddr)>,
+    /// Connections whose packets do from now on.
+    pub(crate) begun: BTreeSet<Flow>,
     /// Connections that they were of.
     pub(crate) connections: BTreeSet<Flow>,
     /// With these, all connections that were used were told.
@@ -187,7 +191,7 @@ impl Session {
             Some(Call::Interfaces(call)) => self.ask(Asked::Interfaces, &call, now),
             Some(Call::NextHops(call)) => self.ask(Asked::Plan, &call, now),
             Some(Call::Routes(call)) => self.ask(Asked::Plan, &call, now),
-            Some(Call::Connections(call)) => self.ask(Asked::Plan, &call, now),
+            Some(Call::Connections(call)) => self.ask(Asked::Begin, &call, now),
             Some(Call::Status(call)) => self.ask(Asked::Plan, &call, now),
             Some(Call::Withdraw) => self.ask(Asked::Plan, &Withdraw {}, now),
             None if renew => self.ask(Asked::Renew, &Renew {}, now),
@@ -265,6 +269,9 @@ impl Session {
                 *plan = Plan::new(welcome.limits, state);
             }
             Asked::Plan => {}
+            Asked::Begin => {
+                return Ok(Used { begun: plan.begun_connections(), ..Used::default() });
+            }
             Asked::Interfaces => plan.placed(read::<Placed>(result)?),
             Asked::Renew => {
                 let lease: Lease = read(result)?;

@@ -246,6 +246,16 @@ impl Conntrack {
         }
     }
 
+    /// Packets of this connection pass the kernel by from now on. Those since [`Self::prepare`] did not, and
+    /// from their acknowledgements the kernel knows better than any later RST.
+    pub(super) fn begun(&mut self, original: &Flow) {
+        if self.known.contains_key(original)
+            && let Err(error) = self.change(original, None)
+        {
+            tracing::debug!("a connection is not prepared again: {error}");
+        }
+    }
+
     /// Packets of this connection, one direction of which is given, passed the kernel by.
     pub(super) fn used(&mut self, state: &mut State, original: &Flow) {
         if !self.known.contains_key(original) {

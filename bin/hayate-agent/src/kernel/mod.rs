@@ -155,6 +155,12 @@ impl Kernel {
         self.conntrack.as_mut().map_or(Ok(()), |conntrack| conntrack.settle(state))
     }
 
+    /// Packets of these connections pass the kernel by from now on.
+    pub(crate) fn begun_connections<'a>(&mut self, begun: impl IntoIterator<Item = &'a Flow>) {
+        let Some(conntrack) = &mut self.conntrack else { return };
+        begun.into_iter().for_each(|original| conntrack.begun(original));
+    }
+
     /// Packets of these connections passed the kernel by: keeps them alive. With `all`, those that
     /// were not told are silent.
     pub(crate) fn used_connections<'a>(

@@ -35,6 +35,8 @@ pub(super) struct Connections {
     /// Those that are gone are before all others.
     gone: BTreeSet<Flow>,
     look_at: BTreeSet<Flow>,
+    /// Those of the last call that pass the router by once it is answered.
+    begun: BTreeSet<Flow>,
 }
 
 /// A connection that was told.
@@ -121,6 +123,11 @@ impl Connections {
         used
     }
 
+    /// The last call was answered: connections that pass the router by from now on.
+    pub(super) fn begun(&mut self) -> BTreeSet<Flow> {
+        std::mem::take(&mut self.begun)
+    }
+
     /// Notes what is told of a connection from now on; returns what was told.
     fn tell(&mut self, original: Flow, ways: Option<[Connection; 2]>) -> Option<[Connection; 2]> {
         let old = self.told.remove(&original);
@@ -146,6 +153,7 @@ impl Plan {
     pub(super) fn next_connections(&mut self, state: &State) -> Option<Call> {
         let mut request = Request::default();
         let mut room = LINE_ROOM;
+        self.connections.begun.clear();
         while room > 2 * (FLOW_LEN + CONNECTION_LEN) {
             let list = &mut self.connections;
             let Some(original) = list.gone.pop_first().or_else(|| list.look_at.pop_first()) else {
@@ -168,6 +176,7 @@ impl Plan {
             for way in new.iter().filter(|new| !old.contains(new)) {
                 room -= CONNECTION_LEN;
                 request.set.push(*way);
+                self.connections.begun.insert(original);
             }
         }
         if request == Request::default() {

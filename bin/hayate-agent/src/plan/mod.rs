@@ -255,6 +255,11 @@ impl Plan {
         self.numbers.counted(counted)
     }
 
+    /// The last [`Call::Connections`] was answered: returns those that pass the router by from now on.
+    pub(crate) fn begun_connections(&mut self) -> BTreeSet<Flow> {
+        self.connections.begun()
+    }
+
     /// What passed the router by, by connection: returns those that were used since the last time.
     pub(crate) fn counted_connections(&mut self, counted: &CountedConnections) -> BTreeSet<Flow> {
         self.connections.counted(counted)

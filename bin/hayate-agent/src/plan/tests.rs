@@ -92,7 +92,13 @@ fn carry_out(model: &mut Model, plan: &mut Plan, call: Call) {
         Call::Interfaces(call) => plan.placed(model.interfaces(call).unwrap()),
         Call::NextHops(call) => model.next_hops(call).unwrap(),
         Call::Routes(call) => model.routes(call).unwrap(),
-        Call::Connections(call) => model.connections(call).unwrap(),
+        Call::Connections(call) => {
+            let set = call.set.len();
+            model.connections(call).unwrap();
+            // One or both directions of each.
+            let begun = plan.begun_connections().len();
+            assert!((begun..=2 * begun).contains(&set), "{begun} {set}");
+        }
         Call::Status(_) => {}
         Call::Withdraw => model.withdraw(),
     }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::hayate::Hayate;
@@ -268,8 +269,22 @@ pub fn filtered_v6(lab: &mut Lab) -> Result<String> {
 pub fn reset(lab: &mut Lab) -> Result<String> {
     let [near, far] = lab.connect("192.0.2.2:8003")?;
     let port = near.local_addr()?.port();
-    exchange(&near, &far)?;
-    lab.delegated()?;
+    // Up to that moment packets pass the router, which then knows an acknowledgement.
+    let delegated = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let talk = scope.spawn(|| {
+            while !delegated.load(Ordering::Relaxed) {
+                exchange(&near, &far)?;
+            }
+            Ok(())
+        });
+        let is = lab.delegated();
+        delegated.store(true, Ordering::Relaxed);
+        match talk.join() {
+            Ok(talked) => talked.and(is),
+            Err(_) => bail!("a thread panicked"),
+        }
+    })?;
     stream(&near, &far, 16 << 20)?;
     // With something unread, Linux resets.
     (&near).write_all(b"unread")?;
