@@ -246,8 +246,8 @@ impl Conntrack {
         }
     }
 
-    /// Packets of this connection pass the kernel by from now on. Those since [`Self::prepare`] did not, and
-    /// from their acknowledgements the kernel knows better than any later RST.
+    /// Packets of this connection pass the kernel by from now on. Those since [`Self::prepare`] did not:
+    /// the kernel has noted their acknowledgements, by which it would judge a later RST.
     pub(super) fn begun(&mut self, original: &Flow) {
         if self.known.contains_key(original)
             && let Err(error) = self.change(original, None)
