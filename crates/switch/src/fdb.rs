@@ -3,6 +3,8 @@
 //! See the crate's essay for who may do what. Here: [`Fdb::observe`] and [`lookup`] are the
 //! workers'; all else is control's. Whatever changes or removes an entry ends in [`Fdb::bump`].
 
+mod entry;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -15,6 +17,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::PortId;
 use crate::domain::{Domain, Tells};
 use crate::table::Table;
+
+use entry::{Value, refresh};
+pub(crate) use entry::{is_seen, key, mac_of, port_of, rest_of_key};
 
 /// A source's last-seen stamp is written at most this often, milliseconds.
 pub(crate) const REFRESH_MS: u64 = 1000;
@@ -58,60 +63,6 @@ pub struct NetworkStats {
     pub aged: u64,
     /// Addresses removed because their port went down, changed its VLANs or was flushed.
     pub flushed: u64,
-}
-
-/// A table key: address (its first byte in the lowest bits, as it is in a frame), FID, and a bit that
-/// keeps it from being zero.
-#[inline]
-pub(crate) fn key(fid: u16, mac: Mac) -> u64 {
-    let Mac([a, b, c, d, e, f]) = mac;
-    u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | rest_of_key(fid)
-}
-
-/// What is in a key besides the address.
-#[inline]
-pub(crate) fn rest_of_key(fid: u16) -> u64 {
-    u64::from(fid & 0xfff) << 48 | 1 << 60
-}
-
-/// The address in a key.
-pub(crate) fn mac_of(key: u64) -> Mac {
-    let [a, b, c, d, e, f, ..] = key.to_le_bytes();
-    Mac([a, b, c, d, e, f])
-}
-
-/// The value word of an entry: port (bits 0..16), live (16), static (17), stamp in milliseconds
-/// (24..64: thirty years).
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Value(u64);
-
-impl Value {
-    const REMOVED: Self = Self(0);
-
-    fn new(port: PortId, fixed: bool, stamp: u64) -> Self {
-        Self(u64::from(port.0) | 1 << 16 | u64::from(fixed) << 17 | stamp << 24)
-    }
-
-    fn live(self) -> Option<Self> {
-        (self.0 >> 16 & 1 == 1).then_some(self)
-    }
-
-    fn port(self) -> PortId {
-        PortId(self.0 as u16)
-    }
-
-    fn fixed(self) -> bool {
-        self.0 >> 17 & 1 == 1
-    }
-
-    fn stamp(self) -> u64 {
-        self.0 >> 24
-    }
-
-    /// Since the stamp; a stamp from another worker's later clock reading counts as now.
-    fn age(self, now_ms: u64) -> u64 {
-        now_ms.saturating_sub(self.stamp())
-    }
 }
 
 /// What a port's snapshot and the table share: replaced whenever the port is flushed, so that a
@@ -565,37 +516,8 @@ impl Writer {
     }
 }
 
-/// Whether a source is behind this port. It was seen now.
-#[inline]
-pub(crate) fn is_seen(word: &AtomicU64, port: PortId, now_ms: u64) -> bool {
-    let value = Value(word.load(Ordering::Acquire));
-    let is = value.live().is_some() && value.port() == port;
-    if is {
-        refresh(word, value, now_ms);
-    }
-    is
-}
-
-/// The port that the address of this word is behind.
-#[inline]
-pub(crate) fn port_of(word: &AtomicU64) -> Option<PortId> {
-    Value(word.load(Ordering::Acquire)).live().map(Value::port)
-}
-
 /// The port an address is behind.
 #[inline]
 pub(crate) fn lookup(table: &Table, key: u64) -> Option<PortId> {
     port_of(table.get(key)?)
-}
-
-/// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now.
-#[inline]
-fn refresh(word: &AtomicU64, value: Value, now_ms: u64) -> u64 {
-    if value.age(now_ms) < REFRESH_MS || value.fixed() {
-        return if value.fixed() { now_ms } else { value.stamp() };
-    }
-    let fresh = Value::new(value.port(), false, now_ms);
-    // If it changed meanwhile, whoever changed it knew better.
-    let _ = word.compare_exchange(value.0, fresh.0, Ordering::AcqRel, Ordering::Relaxed);
-    now_ms
 }
