@@ -4,14 +4,14 @@
 //! caller that sees the next frames early announces them: where their addresses are in the table is
 //! worked out then, once, and fetched while the frames before them are dealt with.
 //!
-//! An announcement is a hint: what it says counts if the addresses of the frame that comes are found
-//! there. What frames of one port in one VLAN have alike is worked out once for all of them, under
-//! one configuration: the *lane*.
+//! An announcement is a hint: an address counts if it is found where it was looked for. What frames
+//! of one port in one VLAN have alike is worked out once for all of them, under one configuration:
+//! the *lane*.
 
 use packet::eth::Eth;
 
 use crate::cache::{Front, Key, Packed};
-use crate::config::{Port, Snapshot};
+use crate::config::Snapshot;
 use crate::fdb::{self, Held};
 use crate::table::Place;
 use crate::vlan::Class;
@@ -26,12 +26,9 @@ pub(crate) struct Ahead {
     lane: Lane,
 }
 
-/// A frame that was announced, and where its addresses are, most probably.
+/// Where the addresses of a frame that was announced are, most probably.
 #[derive(Clone, Copy, Debug, Default)]
 struct Note {
-    front: Front,
-    /// Of its lane: see [`Key::lane`].
-    lane: u32,
     source: Place,
     destination: Place,
 }
@@ -43,6 +40,8 @@ struct Lane {
     version: u64,
     /// See [`Key::lane`].
     number: u32,
+    /// Number of its MAC table, as it was taken hold of last.
+    table: u64,
     /// `None`: the port is down, or not in this VLAN.
     class: Option<Class>,
     /// What keys of addresses have in common; 0: there is no class.
@@ -72,16 +71,13 @@ impl Ahead {
         }
         // It may be that of another network: a hint, too.
         let (rest, Some(table)) = (lane.rest, held.get()) else { return };
-        if rest == 0 {
-            return;
-        }
         let source = table.place(front.src_bits() | rest);
         let destination = table.place(front.dst_bits() | rest);
         table.prefetch(source);
         table.prefetch(destination);
         let place = turn.wrapping_add(later) % notes.len();
         if let Some(note) = notes.get_mut(place) {
-            *note = Note { front, lane: key.lane(), source, destination };
+            *note = Note { source, destination };
         }
     }
 
@@ -100,24 +96,18 @@ impl Ahead {
         let note = *notes.get(*turn % notes.len())?;
         *turn = turn.wrapping_add(1);
         let front = Front::of(head.first_chunk()?);
-        // The key follows from both.
-        if front.difference(note.front) != 0 || note.lane as u16 != in_port.0 {
-            return None;
+        let key = front.key(in_port)?;
+        if !lane.is(snapshot, key) {
+            lane.change(snapshot, in_port, key, held);
         }
-        if note.lane != lane.number || lane.version != snapshot.version() {
-            lane.change(snapshot, in_port, front.key(in_port)?, held);
-        }
-        let (rest, port) = (lane.rest, snapshot.port(in_port)?);
-        if rest == 0 {
-            return None;
-        }
-        let table = held.table(&port.fdb);
-        let from = table.at(note.source, front.src_bits() | rest)?;
-        let to = fdb::port_of(table.at(note.destination, front.dst_bits() | rest)?)?;
+        // Whatever was announced: an address counts if it is there.
+        let table = held.numbered(lane.table)?;
+        let from = table.at(note.source, front.src_bits() | lane.rest)?;
+        let to = fdb::port_of(table.at(note.destination, front.dst_bits() | lane.rest)?)?;
         if !fdb::is_seen(from, in_port, now_ms) {
             return None;
         }
-        lane.way(snapshot, in_port, port, to)
+        lane.way(snapshot, in_port, to)
     }
 }
 
@@ -131,46 +121,36 @@ impl Lane {
         self.number == key.lane() && self.version == snapshot.version()
     }
 
-    /// Becomes that of frames with this key, from `in_port`; takes hold of the MAC table.
+    /// Becomes that of frames with this key, from `in_port`; takes hold of its MAC table.
     #[cold]
     fn change(&mut self, snapshot: &Snapshot, in_port: PortId, key: Key, held: &mut Held) {
         let Some(port) = snapshot.port(in_port) else { return *self = Self::default() };
         held.table(&port.fdb);
+        let table = held.number();
         if self.is(snapshot, key) {
-            return;
+            return self.table = table;
         }
         let (dst, src, tag) = (key.dst(), key.src(), key.tag());
         // Frames whose class depends on more than that have no key.
         let class = port.classify(&Eth { dst, src, tag, ethertype: 0 }).filter(|_| port.up);
         let rest = class.map_or(0, |class| fdb::rest_of_key(class.fid));
         let (version, number) = (snapshot.version(), key.lane());
-        *self = Self { version, number, class, rest, ..Self::default() };
+        *self = Self { version, number, table, class, rest, ..Self::default() };
     }
 
     /// The verdict on frames of this lane to a port.
     #[inline(always)]
-    fn way(
-        &mut self,
-        snapshot: &Snapshot,
-        in_port: PortId,
-        port: &Port,
-        to: PortId,
-    ) -> Option<Packed> {
+    fn way(&mut self, snapshot: &Snapshot, in_port: PortId, to: PortId) -> Option<Packed> {
         match self.ways.get(to.index() % Self::WAYS) {
             Some(Some((known, way))) if *known == to => Some(*way),
-            _ => self.find_way(snapshot, in_port, port, to),
+            _ => self.find_way(snapshot, in_port, to),
         }
     }
 
     #[cold]
-    fn find_way(
-        &mut self,
-        snapshot: &Snapshot,
-        in_port: PortId,
-        port: &Port,
-        to: PortId,
-    ) -> Option<Packed> {
-        let verdict: Verdict = snapshot.unicast(in_port, port, self.class?, to)?;
+    fn find_way(&mut self, snapshot: &Snapshot, in_port: PortId, to: PortId) -> Option<Packed> {
+        let from = snapshot.port(in_port)?;
+        let verdict: Verdict = snapshot.unicast(in_port, from, self.class?, to)?;
         let way = Packed::pack(verdict)?;
         if let Some(place) = self.ways.get_mut(to.index() % Self::WAYS) {
             *place = Some((to, way));

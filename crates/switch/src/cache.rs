@@ -280,7 +280,7 @@ fn decide(
     if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict))
         && let Some(Set(entries)) = cache.sets.get_mut(place)
     {
-        remember(entries, Entry { key, generation, verdict, stamp: stamp as u32 });
+        remember(entries, Entry { key, generation, verdict, stamp });
     }
     decision.verdict
 }
@@ -319,12 +319,6 @@ impl Front {
             // It has that many.
             _ => Self::default(),
         }
-    }
-
-    /// 0 if they are the same.
-    #[inline(always)]
-    pub(crate) fn difference(self, other: Self) -> u64 {
-        (self.0 ^ other.0) | (self.1 ^ other.1) | u64::from(self.2 ^ other.2)
     }
 
     /// `None` for the frames that are always worked out: short ones, and those with a priority

@@ -106,7 +106,7 @@ impl Reader {
 pub(crate) struct Decision {
     pub(crate) verdict: Verdict,
     /// Stamp of the source, if a worker may remember the verdict.
-    pub(crate) remember: Option<u64>,
+    pub(crate) remember: Option<u32>,
 }
 
 impl From<Verdict> for Decision {
@@ -420,7 +420,7 @@ impl Snapshot {
         {
             let remember = match observed {
                 Observed::Known(stamp) => Some(stamp),
-                Observed::Refused => Some(now_ms),
+                Observed::Refused => Some(now_ms as u32),
                 Observed::Again => None,
             };
             let latest = self.network(port.network).is_some_and(|n| port.fdb.is_latest(n.version));

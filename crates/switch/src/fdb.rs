@@ -83,8 +83,8 @@ pub(crate) struct Source<'a> {
 /// What became of a frame's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Observed {
-    /// In the table behind this port; last stamped then (milliseconds).
-    Known(u64),
+    /// In the table behind this port; last stamped then (milliseconds, the low half).
+    Known(u32),
     /// Not in the table, or behind another port, and it stays so until something is removed.
     Refused,
     /// Try again with the next frame: nothing about this frame may be remembered.
@@ -115,6 +115,17 @@ impl Held {
     #[inline]
     pub(crate) fn get(&self) -> Option<&Table> {
         self.table.as_ref().map(|(_, table)| &**table)
+    }
+
+    /// The number of what it holds; 0: nothing.
+    pub(crate) fn number(&self) -> u64 {
+        self.table.as_ref().map_or(0, |(number, _)| *number)
+    }
+
+    /// What it holds, if that is the table of this number.
+    #[inline(always)]
+    pub(crate) fn numbered(&self, number: u64) -> Option<&Table> {
+        self.table.as_ref().filter(|(held, _)| *held == number).map(|(_, table)| &**table)
     }
 
     /// The table now, for one frame's look-ups. Asked for after [`Fdb::generation`].
@@ -232,10 +243,10 @@ impl Fdb {
         source: &Source<'_>,
         now_ms: u64,
     ) -> Observed {
-        if let Some(word) = table.get(key) {
-            let value = Value(word.load(Ordering::Acquire));
+        if let Some(slot) = table.get(key) {
+            let value = Value::of(slot);
             if value.live().is_some() && value.port() == source.port {
-                return Observed::Known(refresh(word, value, now_ms));
+                return Observed::Known(refresh(slot, value, now_ms));
             }
         }
         self.learn(key, source, now_ms)
@@ -254,10 +265,10 @@ impl Fdb {
             return Observed::Again;
         }
         let table = self.table.load();
-        let word = table.get(key);
-        let old = word.and_then(|word| Value(word.load(Ordering::Acquire)).live());
+        let slot = table.get(key);
+        let old = slot.and_then(|slot| Value::of(slot).live());
         match old {
-            Some(old) if old.port() == source.port => Observed::Known(old.stamp()),
+            Some(old) if old.port() == source.port => Observed::Known(old.stamp),
             Some(old) if old.fixed() => Observed::Refused,
             Some(_) if source.is_full() => {
                 self.limited.fetch_add(1, Ordering::Relaxed);
@@ -268,12 +279,13 @@ impl Fdb {
                     return Observed::Again;
                 }
                 writer.leave(old.port());
-                if let Some(word) = word {
-                    word.store(Value::new(source.port, false, now_ms).0, Ordering::Release);
+                let new = Value::new(source.port, false, now_ms);
+                if let Some(slot) = slot {
+                    slot.store(new.word, new.stamp);
                 }
                 source.shared.macs.fetch_add(1, Ordering::Relaxed);
                 self.bump();
-                Observed::Known(now_ms)
+                Observed::Known(new.stamp)
             }
             None if self.is_full(source) => {
                 self.limited.fetch_add(1, Ordering::Relaxed);
@@ -281,13 +293,14 @@ impl Fdb {
             }
             None => {
                 drop(table);
-                if !self.store(&mut writer, key, Value::new(source.port, false, now_ms)) {
+                let new = Value::new(source.port, false, now_ms);
+                if !self.store(&mut writer, key, new) {
                     return Observed::Again;
                 }
                 writer.stats.learned += 1;
                 source.shared.macs.fetch_add(1, Ordering::Relaxed);
                 self.macs.fetch_add(1, Ordering::Relaxed);
-                Observed::Known(now_ms)
+                Observed::Known(new.stamp)
             }
         }
     }
@@ -314,12 +327,12 @@ impl Fdb {
     fn store(&self, writer: &mut Writer, key: u64, value: Value) -> bool {
         let table = self.table.load();
         let has_room = !table.is_crowded() || table.get(key).is_some();
-        if has_room && table.insert(key, value.0) {
+        if has_room && table.insert(key, value.word, value.stamp) {
             return true;
         }
         drop(table);
         self.rebuild(writer);
-        self.table.load().insert(key, value.0)
+        self.table.load().insert(key, value.word, value.stamp)
     }
 
     /// Replaces the table by one with room for as many entries again. A stamp a worker refreshes
@@ -327,8 +340,9 @@ impl Fdb {
     fn rebuild(&self, writer: &mut Writer) {
         let old = self.table.load_full();
         let new = Table::with_room_for(old.iter().count().max(16));
-        for (key, word) in old.iter() {
-            new.insert(key, word.load(Ordering::Acquire));
+        for (key, slot) in old.iter() {
+            let Value { word, stamp } = Value::of(slot);
+            new.insert(key, word, stamp);
         }
         self.table.store(Arc::new(new));
         self.numbers.table.store(self.number(), Ordering::Release);
@@ -342,30 +356,17 @@ impl Fdb {
         mut condemned: impl FnMut(u64, Value) -> bool,
     ) -> u64 {
         let mut removed = 0;
-        for (key, word) in self.table.load().iter() {
-            let value = Value(word.load(Ordering::Acquire));
-            // A refresh in between means that it is in use: then it stays, except for a flush,
-            // which asks again.
-            let mut current = value;
-            while condemned(key, current) {
-                let swap = word.compare_exchange(
-                    current.0,
-                    Value::REMOVED.0,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                );
-                match swap {
-                    Ok(_) if current.fixed() => writer.stats.fixed -= 1,
-                    Ok(_) => {
-                        writer.leave_count(current.port(), &self.macs);
-                        removed += 1;
-                    }
-                    Err(now) => {
-                        current = Value(now);
-                        continue;
-                    }
-                }
-                break;
+        for (key, slot) in self.table.load().iter() {
+            let value = Value::of(slot);
+            if !condemned(key, value) {
+                continue;
+            }
+            slot.value.store(Value::REMOVED, Ordering::Release);
+            if value.fixed() {
+                writer.stats.fixed -= 1;
+            } else {
+                writer.leave_count(value.port(), &self.macs);
+                removed += 1;
             }
         }
         removed
@@ -456,8 +457,8 @@ impl Fdb {
         let table = self.table.load();
         let mut entries: Vec<_> = table
             .iter()
-            .filter_map(|(key, word)| {
-                let value = Value(word.load(Ordering::Acquire)).live()?;
+            .filter_map(|(key, slot)| {
+                let value = Value::of(slot).live()?;
                 let fid = (key >> 48) as u16 & 0xfff;
                 let age = if value.fixed() { 0 } else { value.age(now_ms) };
                 Some(FdbEntry {

@@ -36,8 +36,9 @@
 //!    that key), and no reader can put one address's key together with another's port. Replacing
 //!    is [`Switch::maintain`]'s work; a worker does it only if addresses come faster than that,
 //!    which is the one allocation on its path, once per doubling. A worker holds the table it uses
-//!    for a pass ([`Cache::release`] ends that) and sees by its number when it was replaced; the
-//!    one before is kept until the next [`Switch::maintain`], so that control frees it.
+//!    for a pass ([`Cache::release`] ends that) and sees by its number when it was replaced, or,
+//!    of frames that were announced, with its next pass; the one before is kept until the next
+//!    [`Switch::maintain`], so that control frees it.
 //! 3. **Generations**, one number per network, drawn from one counter so that none is ever used
 //!    twice. Everything that can make a remembered unicast verdict wrong (ports and VLANs
 //!    changed, an address moved, aged, flushed or pinned) takes effect *first* and changes the

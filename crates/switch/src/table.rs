@@ -1,25 +1,33 @@
-//! An open-addressing table from 64-bit keys to 64-bit values: any number of readers without
-//! locks, one writer at a time.
+//! An open-addressing table from 64-bit keys to 32-bit values with a stamp: any number of readers
+//! without locks, one writer at a time.
 //!
 //! A slot's key is written once, after its value, and never changed or cleared; zero in the value
 //! means "removed". A reader that finds its key therefore reads a value about that key, in one
-//! atomic load. The writer's owner replaces the whole table when [`Table::is_crowded`] says so;
-//! that is also where removed keys go.
+//! atomic load. The stamp is everybody's to write, whatever becomes of the value meanwhile. The
+//! writer's owner replaces the whole table when [`Table::is_crowded`] says so; that is also where
+//! removed keys go.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A reader's or writer's place in the table.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
     key: AtomicU64,
-    pub(crate) value: AtomicU64,
+    pub(crate) value: AtomicU32,
+    pub(crate) stamp: AtomicU32,
 }
 
 impl Slot {
-    /// Key and value of a slot that holds something.
-    fn entry(&self) -> Option<(u64, &AtomicU64)> {
+    /// Writer only: another value; the stamp first.
+    pub(crate) fn store(&self, value: u32, stamp: u32) {
+        self.stamp.store(stamp, Ordering::Relaxed);
+        self.value.store(value, Ordering::Release);
+    }
+
+    /// The key of a slot that holds something.
+    fn key(&self) -> Option<u64> {
         let key = self.key.load(Ordering::Acquire);
-        (key != 0 && self.value.load(Ordering::Relaxed) != 0).then_some((key, &self.value))
+        (key != 0 && self.value.load(Ordering::Relaxed) != 0).then_some(key)
     }
 }
 
@@ -127,15 +135,15 @@ impl Table {
         }
     }
 
-    /// The value word of a key if it is in this place, which may be that of another key or table.
+    /// The slot of a key if it is in this place, which may be that of another key or table.
     #[inline(always)]
-    pub(crate) fn at(&self, place: Place, key: u64) -> Option<&AtomicU64> {
-        self.buckets.get(place.0 as usize)?.find(key).map(|slot| &slot.value)
+    pub(crate) fn at(&self, place: Place, key: u64) -> Option<&Slot> {
+        self.buckets.get(place.0 as usize)?.find(key)
     }
 
-    /// The slot of a key, which may have been removed.
+    /// The slot of a key, 0 in its value if it was removed.
     #[inline]
-    fn find(&self, key: u64) -> Option<&Slot> {
+    pub(crate) fn get(&self, key: u64) -> Option<&Slot> {
         for bucket in self.probe(key) {
             if let Some(slot) = bucket.find(key) {
                 return Some(slot);
@@ -147,23 +155,17 @@ impl Table {
         None
     }
 
-    /// The value word of a key, 0 in it if it was removed.
-    #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<&AtomicU64> {
-        self.find(key).map(|slot| &slot.value)
-    }
-
-    /// Writer only: stores a value (not 0) under a key (not 0). False if the table has no place
-    /// for it.
-    pub(crate) fn insert(&self, key: u64, value: u64) -> bool {
+    /// Writer only: stores a value (not 0) and a stamp under a key (not 0). False if the table has no
+    /// place for it.
+    pub(crate) fn insert(&self, key: u64, value: u32, stamp: u32) -> bool {
         for bucket in self.probe(key) {
             if let Some(slot) = bucket.find(key) {
-                slot.value.store(value, Ordering::Release);
+                slot.store(value, stamp);
                 return true;
             }
             if let Some(slot) = bucket.find(0) {
                 // Value before key: who sees the key sees this value or a later one.
-                slot.value.store(value, Ordering::Release);
+                slot.store(value, stamp);
                 slot.key.store(key, Ordering::Release);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return true;
@@ -172,9 +174,10 @@ impl Table {
         false
     }
 
-    /// All keys with a value, and their value words.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &AtomicU64)> {
-        self.buckets.iter().flat_map(|Bucket(slots)| slots).filter_map(Slot::entry)
+    /// All keys with a value, and their slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Slot)> {
+        let slots = self.buckets.iter().flat_map(|Bucket(slots)| slots);
+        slots.filter_map(|slot| Some((slot.key()?, slot)))
     }
 
     fn slots(&self) -> usize {

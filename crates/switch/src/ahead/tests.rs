@@ -37,8 +37,7 @@ impl Bench {
 
     /// From machine `src`, behind port number `from`, to machine `dst`: announced, then looked up.
     fn send(&mut self, from: usize, src: u8, dst: u8) -> Verdict {
-        let mut frame = [0; 18];
-        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, dst, 2, 0, 0, 0, 0, src]);
+        let frame = frame([0, 0, 0, dst], [0, 0, 0, src]);
         let (port, snapshot) = (self.ports[from], self.switch.snapshot());
         self.cache.announce(&snapshot, port, &frame, 0);
         self.cache.lookup(&snapshot, port, &frame, self.now_ms)
@@ -47,6 +46,16 @@ impl Bench {
     fn to(&self, port: usize) -> Verdict {
         Verdict::Forward { port: self.ports[port], edit: VlanEdit::Keep }
     }
+}
+
+/// The beginning of a frame between machines with these numbers.
+fn frame(dst: [u8; 4], src: [u8; 4]) -> [u8; 18] {
+    let mut frame = [0; 18];
+    frame[..2].copy_from_slice(&[2, 0]);
+    frame[2..6].copy_from_slice(&dst);
+    frame[6..8].copy_from_slice(&[2, 0]);
+    frame[8..12].copy_from_slice(&src);
+    frame
 }
 
 /// Machine 100 is behind port 0, until it moves, or its port is flushed or down.
@@ -75,6 +84,27 @@ fn changes_count_for_frames_that_were_announced() {
     bench.switch.set_link(bench.ports[0], true).unwrap();
     assert!(flooded(bench.send(2, 5, 100)));
     hear(&mut bench);
+    assert!(bench.cache.is_bypassed());
+}
+
+/// Machine 100 moves while this worker holds the table before.
+#[test]
+fn a_table_that_is_replaced_counts_from_the_next_pass_on() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.send(0, 100, 5), bench.to(2));
+    for turn in 0..4 {
+        // Other workers learn more than it has room for.
+        for n in 0..=u8::MAX {
+            let frame = frame([0, 7, turn, n], [0, 0, 0, 200]);
+            bench.switch.snapshot().lookup(bench.ports[2], &frame, 1);
+        }
+        let to = usize::from(turn % 2);
+        bench.switch.snapshot().lookup(bench.ports[to], &frame([0, 0, 0, 5], [0, 0, 0, 100]), 1);
+        bench.cache.release();
+        for _ in 0..4 {
+            assert_eq!(bench.send(2, 5, 100), bench.to(to));
+        }
+    }
     assert!(bench.cache.is_bypassed());
 }
 

@@ -85,7 +85,7 @@ impl Port {
         let only_asks = held.only_asks;
         let table = held.table(&self.fdb);
         if only_asks {
-            return (table, Observed::Known(now_ms));
+            return (table, Observed::Known(now_ms as u32));
         }
         if self.only.is_some_and(|only| only != fdb::mac_of(key)) {
             return (table, Observed::Refused);

@@ -302,6 +302,27 @@ fn ages_by_the_last_frame_even_if_it_was_remembered() {
     assert!(hits > 2600, "{hits} hits");
 }
 
+/// Stamps are the low half of the clock, which comes round after 49 days.
+#[test]
+fn ages_are_right_when_stamps_come_round() {
+    let f = transparent(2);
+    let round = 1 << 32;
+    f.send(0, Mac::BROADCAST, station(1), round - 200_000);
+    f.send(0, Mac::BROADCAST, station(2), round - 1000);
+    f.send(0, Mac::BROADCAST, station(3), round + 5000);
+    // Of a worker whose clock is behind.
+    f.send(0, Mac::BROADCAST, station(3), round - 5000);
+    let ages = |now| {
+        let known = f.switch.fdb(f.network, now).unwrap();
+        known.iter().map(|entry| entry.age.as_millis()).collect::<Vec<_>>()
+    };
+    assert_eq!(ages(round + 4000), [204_000, 5000, 0]);
+    f.switch.maintain(round + 99_999);
+    assert_eq!(ages(round + 99_999), [299_999, 100_999, 94_999]);
+    f.switch.maintain(round + 100_000);
+    assert_eq!(ages(round + 100_000), [101_000, 95_000]);
+}
+
 #[test]
 fn a_refreshed_address_of_a_flooding_station_does_not_age() {
     let f = transparent(2);
