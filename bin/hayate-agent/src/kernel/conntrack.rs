@@ -163,6 +163,7 @@ impl Conntrack {
     fn consider(&mut self, state: &mut State, entry: &Entry, heard: bool) {
         let key = entry.original;
         if !entry.may_pass() || !translates(state, entry) {
+            self.leave_to_end(entry);
             self.forget(state, &key);
             return;
         }
@@ -237,6 +238,25 @@ impl Conntrack {
             state.set_connection(*key, known.reply);
         } else {
             state.remove_connection(key);
+        }
+    }
+
+    /// If it has ended, as an event says: [`Self::used`] may have kept it alive before that event was
+    /// read. Then it has the time that the kernel gave it at its end again, not that of days.
+    fn leave_to_end(&mut self, ended: &Entry) {
+        let key = &ended.original;
+        let Some(known) = self.known.get(key).filter(|_| !ended.may_pass()) else { return };
+        // As the kernel tells it in whole seconds.
+        let kept = known.until.saturating_duration_since(Instant::now() + Duration::from_secs(2));
+        let set_back = match self.get(key) {
+            Ok(Some(now)) if !now.may_pass() && now.timeout > ended.timeout.max(kept) => {
+                self.change(key, Some(ended.timeout))
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = set_back {
+            tracing::debug!("a connection that ended may be known for longer: {error}");
         }
     }
 
@@ -498,3 +518,6 @@ fn about(original: &Flow) -> Vec<u8> {
     attribute(&mut body, CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple);
     body
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,11 +14,11 @@ use super::*;
 use crate::state::{Gateway, Target};
 
 #[path = "../../tests/common/netns.rs"]
-mod netns;
+pub(super) mod netns;
 use netns::Netns;
 
 /// Runs something in a namespace, in a thread of its own.
-fn within<T: Send>(netns: &Netns, run: impl FnOnce() -> T + Send) -> T {
+pub(super) fn within<T: Send>(netns: &Netns, run: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let file = File::open(format!("/run/netns/{}", netns.name)).unwrap();
