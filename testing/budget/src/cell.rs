@@ -44,18 +44,18 @@ const PLAIN: Cell = Cell {
 const MACHINES: Cell = Cell { rounds: 12, flows: 3 * 3840, known: true, ..PLAIN };
 
 /// All of them. Frames are a multiple of 96: as many full bursts. Those of GSO fill the ring with
-/// their 16 pieces each. Those of many machines come last: for a while after them no verdict is remembered.
+/// their 16 pieces each. Those of many addresses come last: for a while after them no verdict is remembered.
 pub const CELLS: [Cell; 12] = [
     Cell { name: "split-64", ..PLAIN },
     Cell { name: "split-1518", len: 1518, ..PLAIN },
-    Cell { name: "split-flows", flows: FLOWS, ..PLAIN },
     Cell { name: "split-vlan", ports: VLAN, ..PLAIN },
     Cell { name: "split-gso", len: GSO, frames: 192, rounds: 5, ..PLAIN },
     Cell { name: "packed-64", packed: true, ..PLAIN },
     Cell { name: "packed-1518", packed: true, len: 1518, ..PLAIN },
-    Cell { name: "packed-flows", packed: true, flows: FLOWS, ..PLAIN },
     Cell { name: "packed-vlan", packed: true, ports: VLAN, ..PLAIN },
     Cell { name: "packed-gso", packed: true, len: GSO, frames: 192, rounds: 5, ..PLAIN },
+    Cell { name: "split-flows", flows: FLOWS, ..PLAIN },
+    Cell { name: "packed-flows", packed: true, flows: FLOWS, ..PLAIN },
     Cell { name: "split-machines", ..MACHINES },
     Cell { name: "packed-machines", packed: true, ..MACHINES },
 ];
