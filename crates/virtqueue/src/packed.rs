@@ -507,7 +507,8 @@ impl PackedQueue {
         }
     }
 
-    /// Whether the last `done` used descriptors went over the one the driver waits for.
+    /// Whether the last `done` used descriptors went over the one the driver waits for. If that is not
+    /// in the ring, either.
     fn passed(&self, event: u16, done: u64) -> bool {
         let size = u64::from(self.size);
         let event = Cursor::from_bits(event);

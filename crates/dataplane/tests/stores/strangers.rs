@@ -1,6 +1,6 @@
 //! Clients that do not keep to the protocol.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -17,6 +17,9 @@ use crate::common::plane::Plane;
 use crate::common::wait;
 use crate::rig::{SIZE, Store, add, away, connect, connections, target};
 
+/// Until the store has answered.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A client by hand.
 pub(crate) struct Client {
     stream: TcpStream,
@@ -25,7 +28,10 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(store: &Store) -> Client {
-        Client { stream: TcpStream::connect(store.address).unwrap(), arrived: Vec::new() }
+        let stream = TcpStream::connect(store.address).unwrap();
+        // What never comes ends the test.
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, arrived: Vec::new() }
     }
 
     fn say(&mut self, message: &ToStore) {
@@ -45,6 +51,7 @@ impl Client {
             let mut more = [0; 4096];
             match self.stream.read(&mut more) {
                 Ok(count @ 1..) => self.arrived.extend(&more[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("no answer came"),
                 _ => return None,
             }
         }
@@ -324,9 +331,7 @@ fn an_image_that_is_stuck_holds_nobody_else_up() {
         let (write, fence, in_place, fabrics) = (true, false, false, Vec::new());
         client.say(&ToStore::Open { image, write, session, fence, in_place, fabrics });
     }
-    let client = Client::new(&store);
-    client.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let (_client, answer) = client.try_open("hand", true, false);
+    let (_client, answer) = Client::new(&store).try_open("hand", true, false);
     assert!(matches!(answer, Some(ToClient::Opened(_))), "{answer:?}");
     drop(stuck);
 }

@@ -236,23 +236,26 @@ impl<'m> Reference<'m> {
         self.done = self.done.map(|done| done + units);
     }
 
-    /// Whether the driver's wish, as it is in memory now, asks for an interrupt.
-    pub(super) fn should_notify(&mut self) -> bool {
+    /// Whether the driver's wish, as it is in memory now, asks for an interrupt; `None`: it asks for
+    /// one at a place that the ring does not have, and may get it at any.
+    pub(super) fn should_notify(&mut self) -> Option<bool> {
         let (start, done) = (self.done.is_none(), self.done.replace(0).unwrap_or(1));
         if done == 0 {
-            return false;
+            return Some(false);
         }
         let by_event = |event: &dyn Fn(u64) -> bool, lap: u64| {
             start || done >= lap || (self.used - done..self.used).any(event)
         };
-        if self.cfg.packed {
+        let wanted = if self.cfg.packed {
             let position = u16_at(self.mem, self.cfg.avail);
             let hit = |at: u64| {
                 let bits = (at % self.size()) as u16 | u16::from(self.wrap(at)) << 15;
                 bits == position
             };
+            let nowhere = u64::from(position & 0x7fff) >= self.size();
             match u16_at(self.mem, self.cfg.avail + 2) & 3 {
                 1 => false,
+                2 if self.cfg.event_idx && nowhere => return None,
                 2 if self.cfg.event_idx => by_event(&hit, 2 * self.size()),
                 _ => true,
             }
@@ -261,7 +264,8 @@ impl<'m> Reference<'m> {
             by_event(&|at| at as u16 == event, 65536)
         } else {
             u16_at(self.mem, self.cfg.avail) & 1 == 0
-        }
+        };
+        Some(wanted)
     }
 }
 
