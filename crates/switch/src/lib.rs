@@ -33,7 +33,8 @@
 //!    that a slot of a table never changes its key: a removed address leaves its key behind, and a
 //!    table that is too full of those is replaced by a new one as a whole. So an entry is two
 //!    atomic words, the key (written once, released after the value) and the value (always about
-//!    that key), and no reader can put one address's key together with another's port. Replacing
+//!    that key), and no reader can put one address's key together with another's port; a third, when
+//!    it was heard of last, is any worker's to write, and decides about its age only. Replacing
 //!    is [`Switch::maintain`]'s work; a worker does it only if addresses come faster than that,
 //!    which is the one allocation on its path, once per doubling. A worker holds the table it uses
 //!    for a pass ([`Cache::release`] ends that) and sees by its number when it was replaced, or,

@@ -42,7 +42,7 @@ fn one_that_was_kept_alive_after_its_end_has_the_time_of_its_end() {
 
         write(&mut socket, TCP_CONNTRACK_ESTABLISHED, 100_000);
         conntrack.settle(&mut state).unwrap();
-        // One that no packets made is not taken.
+        // As if it was taken: one that was written by hand has room for a SYN proxy's data, and is not.
         let Flow { protocol, source, destination } = flow();
         let reply = Flow { protocol, source: destination, destination: source };
         let until = Instant::now() + Duration::from_secs(100_000);
