@@ -12,14 +12,16 @@ help: ## this list
 setup: ## install what demo and tests need (Debian packages; QEMU and a guest kernel into build/)
 	@testing/e2e/setup.sh
 
-build: ## daemon, command, agent and CNI plugin: target/release/hayate, hayate-agent, hayate-cni
-	$(CARGO) build --release -p hayate -p hayate-agent -p hayate-cni
+build: agent ## daemon, command, agent and CNI plugin: target/release/hayate, hayate-agent, hayate-cni
+	$(CARGO) build --release -p hayate
+	@ln -f $(GUEST)/hayate-agent $(GUEST)/hayate-cni target/release/
 	@mkdir -p target/lib && ln -sfn $(BUILD_DIR)/libfabric/lib target/lib/hayate
 
 AGENT_TARGET ?= x86_64-unknown-linux-gnu
+GUEST = target/$(AGENT_TARGET)/guest
 
-agent: ## agent and CNI plugin for guests, which need nothing of theirs: target/AGENT_TARGET/release/
-	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p hayate-agent -p hayate-cni --target $(AGENT_TARGET)
+agent: ## agent and CNI plugin for guests, which need nothing of theirs: target/AGENT_TARGET/guest/
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --profile guest -p hayate-agent -p hayate-cni --target $(AGENT_TARGET)
 
 demo: setup build ## two real guests talk through hayate; KEEP=1 leaves them running
 	$(CARGO) run --release -q -p e2e --bin demo

@@ -103,8 +103,7 @@ fn what_the_manifests_name_is_there() {
     assert_eq!(volumes, used.iter().map(String::as_str).collect());
     let containerfile = manifest("Containerfile");
     assert!(
-        containerfile.contains("hayate-node:0.1.0")
-            && containerfile.contains("release/hayate-agent")
+        containerfile.contains("hayate-node:0.1.0") && containerfile.contains("guest/hayate-agent")
     );
     assert_eq!(container("agent")["command"][0], "/hayate-agent");
 }

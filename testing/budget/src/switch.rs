@@ -44,15 +44,15 @@ pub struct Count {
 }
 
 impl Switch {
-    /// Starts it.
+    /// Starts one, the `nth`: each has a CPU of its own as long as there are any.
     ///
     /// # Errors
     /// When it, or valgrind, is not there.
-    pub fn start() -> Result<Self> {
+    pub fn start(nth: usize) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("hayate-budget-").tempdir()?;
         let config = dir.path().join("hayate.toml");
         let cpus = sys::affinity::allowed_cpus()?;
-        let cpu = cpus.first().context(|| "no CPU to run on".into())?;
+        let cpu = cpus.iter().cycle().nth(nth).context(|| "no CPU to run on".into())?;
         // One worker, however many CPUs there are.
         fs::write(&config, format!("polling = \"always\"\ncpus = \"{cpu}\"\n"))?;
         let out = format!("--callgrind-out-file={}", dir.path().join("dump").display());

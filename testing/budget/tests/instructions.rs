@@ -8,6 +8,7 @@
 
 use std::io::Write;
 use std::sync::LazyLock;
+use std::thread;
 
 use budget::budget::{Budget, Entry};
 use budget::cell::{CELLS, Cell};
@@ -17,11 +18,22 @@ use budget::switch::{Count, Switch};
 /// needs six.
 const LOCKED_MAX: f64 = 16.0;
 
-/// Every cell with what was counted.
+/// Every cell with what was counted: those of either ring by a daemon of its own, at the same time.
 static COUNTS: LazyLock<Vec<(&str, Count)>> = LazyLock::new(|| {
     assert!(is_x86_feature_detected!("avx2"), "the budget is that of a processor with AVX2");
-    let switch = Switch::start().expect("valgrind, which `make setup` installs");
     let committed = Budget::committed().unwrap();
+    thread::scope(|scope| {
+        let daemons = [false, true].map(|packed| {
+            let committed = &committed;
+            scope.spawn(move || counts(packed, committed))
+        });
+        daemons.into_iter().flat_map(|counts| counts.join().expect("all are counted")).collect()
+    })
+});
+
+/// The cells of a ring.
+fn counts(packed: bool, committed: &Budget) -> Vec<(&'static str, Count)> {
+    let switch = Switch::start(packed.into()).expect("valgrind, which `make setup` installs");
     let count = |cell: &'static Cell| {
         let mut least: Option<Count> = None;
         for _ in 0..cell.times() {
@@ -37,8 +49,8 @@ static COUNTS: LazyLock<Vec<(&str, Count)>> = LazyLock::new(|| {
         }
         (cell.name, least.expect("each is counted"))
     };
-    CELLS.iter().map(count).collect()
-});
+    CELLS.iter().filter(|cell| cell.packed == packed).map(count).collect()
+}
 
 /// Whether the budget is made anew.
 fn update() -> bool {

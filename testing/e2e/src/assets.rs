@@ -124,7 +124,7 @@ fn binary(name: &str, variable: &str) -> Result<PathBuf> {
         }
     }
     bail!(
-        "no {name} binary in {}; build it with `cargo build --release -p {name}` or set {variable}",
+        "no {name} binary in {}; build it with `make build` or set {variable}",
         dirs[0].join("release").display()
     )
 }
@@ -222,13 +222,12 @@ fn libraries(archive: &mut Vec<u8>, program: &str, dir: &str) -> Result<()> {
     Ok(())
 }
 
-/// The initramfs with the agent as guests get it: linked so that it needs nothing of theirs. That is
-/// `$HAYATE_AGENT_STATIC`, or what `make agent` builds, which takes minutes the first time.
+/// The initramfs with the agent as guests get it: linked so that it needs nothing of theirs.
 ///
 /// # Errors
-/// When it cannot be built.
+/// When there is none.
 pub fn with_agent(assets: &Assets) -> Result<PathBuf> {
-    let agent = for_guests("hayate-agent", "HAYATE_AGENT_STATIC")?;
+    let agent = alone(agent()?)?;
     let mut archive = Vec::new();
     cpio::entry(&mut archive, "bin/hayate-agent", 0o755, Some(&fs::read(agent)?));
     appended(&assets.initrd, archive, &assets.build_dir.join("guest/initrd-agent.cpio"))
@@ -251,15 +250,13 @@ pub struct Extra<'a> {
 /// # Errors
 /// When a program is not there.
 pub fn with_pods(assets: &Assets, extras: &[Extra<'_>], out: &Path) -> Result<PathBuf> {
-    let small = out.with_extension("programs");
-    fs::create_dir_all(&small)?;
+    let small = out.with_extension("pump");
+    run("strip", &["-g", "-o", &small.to_string_lossy(), &pump()?.to_string_lossy()])?;
     let mut archive = Vec::new();
     cpio::entry(&mut archive, "opt", 0o755, None);
-    for (name, program) in [("pump", pump()?), ("hayate-agent", agent_here()?)] {
-        let small = small.join(name);
-        run("strip", &["-g", "-o", &small.to_string_lossy(), &program.to_string_lossy()])?;
-        with_libraries(&mut archive, name, &small)?;
-    }
+    with_libraries(&mut archive, "pump", &small)?;
+    let agent = fs::read(alone(agent_here()?)?)?;
+    cpio::entry(&mut archive, "bin/hayate-agent", 0o755, Some(&agent));
     for extra in extras {
         cpio::entry(&mut archive, extra.path, extra.mode, Some(extra.data));
     }
@@ -274,13 +271,13 @@ fn agent_here() -> Result<PathBuf> {
     }
 }
 
-/// The initramfs with the agent and the CNI plugin as guests get them (`$HAYATE_CNI_STATIC`, or what `make agent`
-/// builds), this machine's `host-local` and `tuning`, in `/opt/cni/bin`, and `cnitool`.
+/// The initramfs with the agent and the CNI plugin as guests get them (`$HAYATE_CNI_BIN`, or the release build), this
+/// machine's `host-local` and `tuning`, in `/opt/cni/bin`, and `cnitool`.
 ///
 /// # Errors
-/// When it cannot be built.
+/// When a program is not there.
 pub fn with_cni(assets: &Assets) -> Result<PathBuf> {
-    let plugin = for_guests("hayate-cni", "HAYATE_CNI_STATIC")?;
+    let plugin = alone(binary("hayate-cni", "HAYATE_CNI_BIN")?)?;
     let mut archive = Vec::new();
     for dir in ["opt", "opt/cni", "opt/cni/bin", "opt/cni/lib"] {
         cpio::entry(&mut archive, dir, 0o755, None);
@@ -302,17 +299,15 @@ pub fn with_cni(assets: &Assets) -> Result<PathBuf> {
     appended(&with_agent(assets)?, archive, &assets.build_dir.join("guest/initrd-cni.cpio"))
 }
 
-/// A program that needs nothing of a guest: what the variable names, or `make agent` builds.
-fn for_guests(name: &str, variable: &str) -> Result<PathBuf> {
-    if std::env::var_os(variable).is_some() {
-        return binary(name, variable);
-    }
-    let top = tree();
-    let make = ["-s", "-C", &top.to_string_lossy(), "agent"];
-    run_for(Duration::from_secs(1800), "make", &make)?;
-    let dir =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top.join("target"), PathBuf::from);
-    Ok(dir.join("x86_64-unknown-linux-gnu/release").join(name).canonicalize()?)
+/// A program that needs nothing of a guest.
+fn alone(program: PathBuf) -> Result<PathBuf> {
+    let needs = run("ldd", &[&program.to_string_lossy()])?;
+    ensure!(
+        needs.contains("statically linked"),
+        "{} needs libraries, which guests do not have; `make build` makes one that does not:\n{needs}",
+        program.display()
+    );
+    Ok(program)
 }
 
 /// An archive with what is appended to it, as a file.
