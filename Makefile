@@ -14,11 +14,12 @@ setup: ## install what demo and tests need (Debian packages; QEMU and a guest ke
 
 build: agent ## daemon, command, agent and CNI plugin: target/release/hayate, hayate-agent, hayate-cni
 	$(CARGO) build --release -p hayate
-	@ln -f $(GUEST)/hayate-agent $(GUEST)/hayate-cni target/release/
-	@mkdir -p target/lib && ln -sfn $(BUILD_DIR)/libfabric/lib target/lib/hayate
+	@ln -f $(GUEST)/hayate-agent $(GUEST)/hayate-cni $(TARGET)/release/
+	@mkdir -p $(TARGET)/lib && ln -sfn $(BUILD_DIR)/libfabric/lib $(TARGET)/lib/hayate
 
-AGENT_TARGET ?= x86_64-unknown-linux-gnu
-GUEST = target/$(AGENT_TARGET)/guest
+AGENT_TARGET ?= $(shell rustc -vV | sed -n 's/^host: //p')
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+GUEST = $(TARGET)/$(AGENT_TARGET)/guest
 
 agent: ## agent and CNI plugin for guests, which need nothing of theirs: target/AGENT_TARGET/guest/
 	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --profile guest -p hayate-agent -p hayate-cni --target $(AGENT_TARGET)
