@@ -43,9 +43,9 @@ fn burst(
         }
         let goes = match cache.as_before(from, front) {
             Some(port) => Some(port),
-            None => match cache.lookup(&snapshot, from, front, 2) {
-                Verdict::Forward { port, .. } => Some(port),
-                _ => None,
+            None => match cache.destination(&snapshot, from, front, 2) {
+                Ok(port) | Err(Verdict::Forward { port, .. }) => Some(port),
+                Err(_) => None,
             },
         };
         wrong += usize::from(black_box(goes) != Some(to));

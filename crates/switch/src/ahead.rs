@@ -10,9 +10,9 @@
 
 use packet::eth::Eth;
 
-use crate::cache::{Front, Key, Packed};
+use crate::cache::{Front, Key, NOBODY, Packed};
 use crate::config::Snapshot;
-use crate::fdb::{self, Held};
+use crate::fdb::{self, Held, LivePort};
 use crate::table::Place;
 use crate::vlan::Class;
 use crate::{PortId, Verdict};
@@ -34,10 +34,14 @@ struct Note {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lane {
     /// The configuration that all of it follows from; 0 is none that has a port.
     version: u64,
+    /// Its port; [`NOBODY`]: there is none.
+    in_port: u32,
+    /// See [`Front::plain`]: what was last of it and had no tag. One bit that no frame has: nothing yet.
+    plain: u64,
     /// See [`Key::lane`].
     number: u32,
     /// Number of its MAC table, as it was taken hold of last.
@@ -47,7 +51,15 @@ struct Lane {
     /// What keys of addresses have in common; 0: there is no class.
     rest: u64,
     /// Verdicts on frames to some ports, each in the place of its number.
-    ways: [Option<(PortId, Packed)>; Lane::WAYS],
+    ways: [(LivePort, Packed); Lane::WAYS],
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        let ways = [(LivePort::NOBODY, Packed::default()); Self::WAYS];
+        let (version, in_port, plain, number, table) = (0, NOBODY, Self::NOTHING, 0, 0);
+        Self { version, in_port, plain, number, table, class: None, rest: 0, ways }
+    }
 }
 
 impl Ahead {
@@ -65,9 +77,8 @@ impl Ahead {
     ) {
         let Self { notes, turn, lane } = self;
         let front = Front::of(front);
-        let Some(key) = front.key(in_port) else { return };
-        if !lane.is(snapshot, key) || !held.is_some() {
-            lane.change(snapshot, in_port, key, held);
+        if !(held.is_some() && lane.is(snapshot, in_port, front)) {
+            lane.enter(snapshot, in_port, front, held);
         }
         // It may be that of another network: a hint, too.
         let (rest, Some(table)) = (lane.rest, held.get()) else { return };
@@ -96,38 +107,58 @@ impl Ahead {
         let note = *notes.get(*turn % notes.len())?;
         *turn = turn.wrapping_add(1);
         let front = Front::of(head.first_chunk()?);
-        let key = front.key(in_port)?;
-        if !lane.is(snapshot, key) {
-            lane.change(snapshot, in_port, key, held);
+        if !lane.is(snapshot, in_port, front) && !lane.enter(snapshot, in_port, front, held) {
+            return None;
         }
         // Whatever was announced: an address counts if it is there.
         let table = held.numbered(lane.table)?;
         let from = table.at(note.source, front.src_bits() | lane.rest)?;
-        let to = fdb::port_of(table.at(note.destination, front.dst_bits() | lane.rest)?)?;
+        let to = table.at(note.destination, front.dst_bits() | lane.rest)?;
         if !fdb::is_seen(from, in_port, now_ms) {
             return None;
         }
-        lane.way(snapshot, in_port, to)
+        lane.way(snapshot, in_port, fdb::port_of(to))
     }
 }
 
 impl Lane {
     /// A power of two.
     const WAYS: usize = 16;
+    const NOTHING: u64 = 1;
 
-    /// Whether it is that of frames with this key.
+    /// Whether it is that of such frames: seen at a glance, if they have no tag.
     #[inline(always)]
-    fn is(&self, snapshot: &Snapshot, key: Key) -> bool {
-        self.number == key.lane() && self.version == snapshot.version()
+    fn is(&self, snapshot: &Snapshot, in_port: PortId, front: Front) -> bool {
+        self.plain == front.plain()
+            && self.in_port == in_port.0.into()
+            && self.version == snapshot.version()
     }
 
-    /// Becomes that of frames with this key, from `in_port`; takes hold of its MAC table.
+    /// Becomes that of such a frame, and takes hold of its MAC table; false if there is none.
+    #[inline(never)]
+    fn enter(
+        &mut self,
+        snapshot: &Snapshot,
+        in_port: PortId,
+        front: Front,
+        held: &mut Held,
+    ) -> bool {
+        let Some(key) = front.key(in_port) else { return false };
+        if self.number != key.lane() || self.version != snapshot.version() || !held.is_some() {
+            self.change(snapshot, in_port, key, held);
+        }
+        if key.tag().is_none() {
+            self.plain = front.plain();
+        }
+        true
+    }
+
     #[cold]
     fn change(&mut self, snapshot: &Snapshot, in_port: PortId, key: Key, held: &mut Held) {
         let Some(port) = snapshot.port(in_port) else { return *self = Self::default() };
         held.table(&port.fdb);
         let table = held.number();
-        if self.is(snapshot, key) {
+        if self.number == key.lane() && self.version == snapshot.version() {
             return self.table = table;
         }
         let (dst, src, tag) = (key.dst(), key.src(), key.tag());
@@ -135,25 +166,26 @@ impl Lane {
         let class = port.classify(&Eth { dst, src, tag, ethertype: 0 }).filter(|_| port.up);
         let rest = class.map_or(0, |class| fdb::rest_of_key(class.fid));
         let (version, number) = (snapshot.version(), key.lane());
-        *self = Self { version, number, table, class, rest, ..Self::default() };
+        let in_port = in_port.0.into();
+        *self = Self { version, in_port, number, table, class, rest, ..Self::default() };
     }
 
     /// The verdict on frames of this lane to a port.
     #[inline(always)]
-    fn way(&mut self, snapshot: &Snapshot, in_port: PortId, to: PortId) -> Option<Packed> {
-        match self.ways.get(to.index() % Self::WAYS) {
-            Some(Some((known, way))) if *known == to => Some(*way),
+    fn way(&mut self, snapshot: &Snapshot, in_port: PortId, to: LivePort) -> Option<Packed> {
+        match self.ways.get(to.place(Self::WAYS)) {
+            Some((known, way)) if *known == to => Some(*way),
             _ => self.find_way(snapshot, in_port, to),
         }
     }
 
     #[cold]
-    fn find_way(&mut self, snapshot: &Snapshot, in_port: PortId, to: PortId) -> Option<Packed> {
+    fn find_way(&mut self, snapshot: &Snapshot, in_port: PortId, to: LivePort) -> Option<Packed> {
         let from = snapshot.port(in_port)?;
-        let verdict: Verdict = snapshot.unicast(in_port, from, self.class?, to)?;
+        let verdict: Verdict = snapshot.unicast(in_port, from, self.class?, to.port()?)?;
         let way = Packed::pack(verdict)?;
-        if let Some(place) = self.ways.get_mut(to.index() % Self::WAYS) {
-            *place = Some((to, way));
+        if let Some(place) = self.ways.get_mut(to.place(Self::WAYS)) {
+            *place = (to, way);
         }
         Some(way)
     }

@@ -18,7 +18,7 @@ use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::ahead::Ahead;
 use crate::config::Snapshot;
-use crate::fdb::{Held, REFRESH_MS};
+use crate::fdb::{self, Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
 use crate::table::Seed;
 use crate::vlan::VID_MAX;
@@ -98,7 +98,6 @@ impl Cache {
 
     /// The verdict on a frame that came in at `in_port`, of which `head` is the beginning (18
     /// bytes are enough) and `now_ms` the time. Learns its source.
-    #[inline(always)]
     pub fn lookup(
         &mut self,
         snapshot: &Snapshot,
@@ -106,22 +105,36 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Verdict {
+        let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
+        self.destination(snapshot, in_port, head, now_ms).map_or_else(|other| other, keep)
+    }
+
+    /// As [`Cache::lookup`]: the port to which the frame goes as it is, or else the verdict. In two
+    /// registers, where a verdict is written to memory and read back.
+    #[inline(always)]
+    pub fn destination(
+        &mut self,
+        snapshot: &Snapshot,
+        in_port: PortId,
+        head: &[u8],
+        now_ms: u64,
+    ) -> Result<PortId, Verdict> {
         self.last.in_port = NOBODY;
         if self.worth.passes_by() {
             let Self { ahead, held, .. } = self;
             return match ahead.verdict(snapshot, in_port, head, now_ms, held) {
                 Some(verdict) => verdict.unpack(),
-                None => snapshot.decide(in_port, head, now_ms, held).verdict,
+                None => Err(snapshot.decide(in_port, head, now_ms, held).verdict),
             };
         }
         let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
             self.worth.missed();
-            return snapshot.decide(in_port, head, now_ms, &mut self.held).verdict;
+            return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
         };
         let generation = port.fdb.generation();
         let place = self.seed.hash(key.0, key.1) & (self.sets.len() - 1);
         let Some(Set(entries)) = self.sets.get(place) else {
-            return Verdict::Drop(DropReason::Internal);
+            return Err(Verdict::Drop(DropReason::Internal));
         };
         for entry in entries {
             if entry.key == key
@@ -130,7 +143,7 @@ impl Cache {
             {
                 self.worth.hit();
                 let verdict = entry.verdict.unpack();
-                if let Verdict::Forward { port: to, edit: VlanEdit::Keep } = verdict
+                if let Ok(to) = verdict
                     && let (None, Some(front)) = (key.tag(), front(head))
                 {
                     self.last = Last { front, in_port: in_port.0.into(), to };
@@ -138,7 +151,7 @@ impl Cache {
                 return verdict;
             }
         }
-        decide(self, place, key, generation, snapshot, in_port, head, now_ms)
+        Err(decide(self, place, key, generation, snapshot, in_port, head, now_ms))
     }
 
     /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was only to be
@@ -342,16 +355,22 @@ impl Front {
         Some(Key(first, second & 0xffff_ffff | lane))
     }
 
-    /// The destination, its first byte in the lowest bits.
+    /// Its EtherType, if that is none of a tag: where it stands, and nothing beside it.
+    #[inline(always)]
+    pub(crate) fn plain(self) -> u64 {
+        self.1 & 0xffff << 32
+    }
+
+    /// The destination, as it is in keys of the MAC table: below it 16 bits, 0.
     #[inline(always)]
     pub(crate) fn dst_bits(self) -> u64 {
-        self.0 & 0xffff_ffff_ffff
+        self.0 << 16
     }
 
     /// The source in the same way.
     #[inline(always)]
     pub(crate) fn src_bits(self) -> u64 {
-        self.0 >> 48 | (self.1 & 0xffff_ffff) << 16
+        (((u128::from(self.1) << 64 | u128::from(self.0)) >> 48) as u64) << 16
     }
 }
 
@@ -389,11 +408,11 @@ impl Key {
     }
 
     pub(crate) fn dst(self) -> Mac {
-        Mac::from_u64(self.front().dst_bits().swap_bytes() >> 16)
+        fdb::mac_of(self.front().dst_bits())
     }
 
     pub(crate) fn src(self) -> Mac {
-        Mac::from_u64(self.front().src_bits().swap_bytes() >> 16)
+        fdb::mac_of(self.front().src_bits())
     }
 
     /// A beginning with these addresses.
@@ -441,14 +460,10 @@ impl Packed {
         }
     }
 
+    /// As [`Cache::destination`].
     #[inline(always)]
-    fn unpack(self) -> Verdict {
-        if self.1 == Self::KEEP << 12 {
-            // Most of all.
-            Verdict::Forward { port: PortId(self.0), edit: VlanEdit::Keep }
-        } else {
-            self.unpack_other()
-        }
+    fn unpack(self) -> Result<PortId, Verdict> {
+        if self.1 == Self::KEEP << 12 { Ok(PortId(self.0)) } else { Err(self.unpack_other()) }
     }
 
     #[inline(never)]

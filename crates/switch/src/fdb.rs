@@ -18,8 +18,8 @@ use crate::PortId;
 use crate::domain::{Domain, Tells};
 use crate::table::Table;
 
-use entry::{Value, refresh};
-pub(crate) use entry::{is_seen, key, mac_of, port_of, rest_of_key};
+pub(crate) use entry::{LivePort, is_seen, key, mac_of, port_of, rest_of_key};
+use entry::{Value, fid_of, refresh};
 
 /// A source's last-seen stamp is written at most this often, milliseconds.
 pub(crate) const REFRESH_MS: u64 = 1000;
@@ -245,7 +245,7 @@ impl Fdb {
     ) -> Observed {
         if let Some(slot) = table.get(key) {
             let value = Value::of(slot);
-            if value.live().is_some() && value.port() == source.port {
+            if value.is_behind(source.port) {
                 return Observed::Known(refresh(slot, value, now_ms));
             }
         }
@@ -459,7 +459,7 @@ impl Fdb {
             .iter()
             .filter_map(|(key, slot)| {
                 let value = Value::of(slot).live()?;
-                let fid = (key >> 48) as u16 & 0xfff;
+                let fid = fid_of(key);
                 let age = if value.fixed() { 0 } else { value.age(now_ms) };
                 Some(FdbEntry {
                     mac: mac_of(key),
@@ -520,5 +520,5 @@ impl Writer {
 /// The port an address is behind.
 #[inline]
 pub(crate) fn lookup(table: &Table, key: u64) -> Option<PortId> {
-    port_of(table.get(key)?)
+    port_of(table.get(key)?).port()
 }

@@ -9,43 +9,51 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use sys::Quad;
+
 /// A reader's or writer's place in the table.
-#[derive(Debug, Default)]
-pub(crate) struct Slot {
-    key: AtomicU64,
-    pub(crate) value: AtomicU32,
-    pub(crate) stamp: AtomicU32,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot<'t> {
+    pub(crate) value: &'t AtomicU32,
+    pub(crate) stamp: &'t AtomicU32,
 }
 
-impl Slot {
+impl Slot<'_> {
     /// Writer only: another value; the stamp first.
-    pub(crate) fn store(&self, value: u32, stamp: u32) {
+    pub(crate) fn store(self, value: u32, stamp: u32) {
         self.stamp.store(stamp, Ordering::Relaxed);
         self.value.store(value, Ordering::Release);
-    }
-
-    /// The key of a slot that holds something.
-    fn key(&self) -> Option<u64> {
-        let key = self.key.load(Ordering::Acquire);
-        (key != 0 && self.value.load(Ordering::Relaxed) != 0).then_some(key)
     }
 }
 
 /// One cache line: nearly always all that a look-up reads.
 #[derive(Debug, Default)]
-#[repr(align(64))]
-struct Bucket([Slot; Bucket::SLOTS]);
+#[repr(C, align(64))]
+struct Bucket {
+    keys: Quad,
+    values: [AtomicU32; Quad::KEYS],
+    stamps: [AtomicU32; Quad::KEYS],
+}
 
 impl Bucket {
-    const SLOTS: usize = 4;
+    const SLOTS: usize = Quad::KEYS;
 
     /// The slot with this key. It is compared with all, so that no branch depends on the place.
     #[inline(always)]
-    fn find(&self, key: u64) -> Option<&Slot> {
-        let Self(slots) = self;
-        slots.iter().fold(None, |found, slot| {
-            let is = slot.key.load(Ordering::Acquire) == key;
-            std::hint::select_unpredictable(is, Some(slot), found)
+    fn find(&self, key: u64) -> Option<Slot<'_>> {
+        self.slot(self.keys.find(key)?)
+    }
+
+    #[inline(always)]
+    fn slot(&self, n: usize) -> Option<Slot<'_>> {
+        Some(Slot { value: self.values.get(n)?, stamp: self.stamps.get(n)? })
+    }
+
+    /// The slots that hold something, with their keys.
+    fn iter(&self) -> impl Iterator<Item = (u64, Slot<'_>)> {
+        (0..Self::SLOTS).filter_map(|n| {
+            let (key, slot) = (self.keys.get(n), self.slot(n)?);
+            (key != 0 && slot.value.load(Ordering::Relaxed) != 0).then_some((key, slot))
         })
     }
 }
@@ -130,25 +138,23 @@ impl Table {
     /// Has a place fetched.
     #[inline]
     pub(crate) fn prefetch(&self, place: Place) {
-        if let Some(bucket) = self.buckets.get(place.0 as usize) {
-            sys::prefetch::read(bucket);
-        }
+        sys::prefetch::read(self.buckets.as_ptr().wrapping_add(place.0 as usize));
     }
 
     /// The slot of a key if it is in this place, which may be that of another key or table.
     #[inline(always)]
-    pub(crate) fn at(&self, place: Place, key: u64) -> Option<&Slot> {
+    pub(crate) fn at(&self, place: Place, key: u64) -> Option<Slot<'_>> {
         self.buckets.get(place.0 as usize)?.find(key)
     }
 
     /// The slot of a key, 0 in its value if it was removed.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<&Slot> {
+    pub(crate) fn get(&self, key: u64) -> Option<Slot<'_>> {
         for bucket in self.probe(key) {
             if let Some(slot) = bucket.find(key) {
                 return Some(slot);
             }
-            if bucket.find(0).is_some() {
+            if bucket.keys.find(0).is_some() {
                 return None;
             }
         }
@@ -163,10 +169,12 @@ impl Table {
                 slot.store(value, stamp);
                 return true;
             }
-            if let Some(slot) = bucket.find(0) {
+            if let Some(free) = bucket.keys.find(0)
+                && let Some(slot) = bucket.slot(free)
+            {
                 // Value before key: who sees the key sees this value or a later one.
                 slot.store(value, stamp);
-                slot.key.store(key, Ordering::Release);
+                bucket.keys.set(free, key);
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return true;
             }
@@ -175,9 +183,8 @@ impl Table {
     }
 
     /// All keys with a value, and their slots.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Slot)> {
-        let slots = self.buckets.iter().flat_map(|Bucket(slots)| slots);
-        slots.filter_map(|slot| Some((slot.key()?, slot)))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, Slot<'_>)> {
+        self.buckets.iter().flat_map(Bucket::iter)
     }
 
     fn slots(&self) -> usize {

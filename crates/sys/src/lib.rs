@@ -5,7 +5,7 @@
 //! worker may use), [`numa`] (which of them are near which memory), [`priority`] (a thread before
 //! all others), [`rseq`] (which a thread may do without), [`clock`] (the processor's own), [`issue`] (what a core's other thread leaves of it), [`bpf`]
 //! (programs on an interface), [`wakeup`] (of a CPU), [`uring`] (files read and written while a thread goes on), [`memfd`],
-//! [`prefer_huge_pages`], [`prefetch`] (cache lines), [`ofd`] (locks of files) and [`Words`] (numbers
+//! [`prefer_huge_pages`], [`prefetch`] (cache lines), [`Quad`] (keys compared at once), [`ofd`] (locks of files) and [`Words`] (numbers
 //! in a mapped file).
 //!
 //! **Owner.** Whoever creates one of these owns it; descriptors are closed when dropped and never
@@ -26,6 +26,7 @@ pub mod numa;
 pub mod ofd;
 pub mod prefetch;
 pub mod priority;
+mod quad;
 pub mod rseq;
 pub mod scm;
 pub mod tap;
@@ -35,4 +36,5 @@ mod words;
 
 pub use eventfd::EventFd;
 pub use memory::{memfd, prefer_huge_pages};
+pub use quad::Quad;
 pub use words::Words;

@@ -122,18 +122,22 @@ impl Lookup<'_> {
         let id = sender.port.id;
         let to = match self.at_once(id, frame) {
             Some(to) => to,
-            None => match self.cache.lookup(self.switch, id, frame.head.bytes(), self.now_ms) {
-                Verdict::Forward { port, edit } => {
-                    apply(edit, frame);
-                    port
+            None => {
+                let head = frame.head.bytes();
+                match self.cache.destination(self.switch, id, head, self.now_ms) {
+                    Ok(port) => port,
+                    Err(Verdict::Forward { port, edit }) => {
+                        apply(edit, frame);
+                        port
+                    }
+                    Err(Verdict::Router { port, edit }) => self.bypass(id, (port, edit), frame),
+                    Err(Verdict::Flood(members)) => {
+                        self.flood(members, sender, frame, egress);
+                        return Ok(());
+                    }
+                    Err(Verdict::Drop(reason)) => return Err(reason),
                 }
-                Verdict::Router { port, edit } => self.bypass(id, (port, edit), frame),
-                Verdict::Flood(members) => {
-                    self.flood(members, sender, frame, egress);
-                    return Ok(());
-                }
-                Verdict::Drop(reason) => return Err(reason),
-            },
+            }
         };
         if CHECKED && self.switch.has_rules() {
             self.deliver(to, sender, frame, egress);

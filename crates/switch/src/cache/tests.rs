@@ -13,16 +13,17 @@ fn head(first: u16, tci: u16, inner: u16) -> [u8; 18] {
 #[test]
 fn verdicts_survive_packing() {
     let tci = |tci| VlanEdit::Push(Tci(tci));
+    let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
+    let survives = |verdict| {
+        let packed = Packed::pack(verdict).unwrap();
+        assert_eq!(packed.unpack().map_or_else(|other| other, keep), verdict);
+    };
     for edit in [VlanEdit::Keep, VlanEdit::Pop, tci(4094), tci(0xe000 | 4094), tci(0x2001)] {
         let port = PortId(4095);
-        for verdict in [Verdict::Forward { port, edit }, Verdict::Router { port, edit }] {
-            assert_eq!(Packed::pack(verdict).map(Packed::unpack), Some(verdict));
-        }
+        survives(Verdict::Forward { port, edit });
+        survives(Verdict::Router { port, edit });
     }
-    for reason in DropReason::ALL {
-        let verdict = Verdict::Drop(*reason);
-        assert_eq!(Packed::pack(verdict).map(Packed::unpack), Some(verdict));
-    }
+    DropReason::ALL.iter().for_each(|reason| survives(Verdict::Drop(*reason)));
     let rewritten = Verdict::Forward { port: PortId(1), edit: VlanEdit::Set(Tci(5)) };
     assert!(Packed::pack(rewritten).is_none());
 }

@@ -8,24 +8,29 @@ use super::REFRESH_MS;
 use crate::PortId;
 use crate::table::Slot;
 
-/// A table key: address (its first byte in the lowest bits, as it is in a frame), FID, and a bit that
-/// keeps it from being zero.
+/// A table key: address (its first byte in the lower bits, as it is in a frame), and below it FID and a
+/// bit that keeps the lower half from being zero.
 #[inline]
 pub(crate) fn key(fid: u16, mac: Mac) -> u64 {
     let Mac([a, b, c, d, e, f]) = mac;
-    u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | rest_of_key(fid)
+    u64::from_le_bytes([0, 0, a, b, c, d, e, f]) | rest_of_key(fid)
 }
 
 /// What is in a key besides the address.
 #[inline]
 pub(crate) fn rest_of_key(fid: u16) -> u64 {
-    u64::from(fid & 0xfff) << 48 | 1 << 60
+    u64::from(fid & 0xfff) | 1 << 12
 }
 
 /// The address in a key.
 pub(crate) fn mac_of(key: u64) -> Mac {
-    let [a, b, c, d, e, f, ..] = key.to_le_bytes();
+    let [_, _, a, b, c, d, e, f] = key.to_le_bytes();
     Mac([a, b, c, d, e, f])
+}
+
+/// The FID in a key.
+pub(super) fn fid_of(key: u64) -> u16 {
+    key as u16 & 0xfff
 }
 
 /// The value of an entry: port (bits 0..16), live (16), static (17); and when it was heard of last, in
@@ -41,20 +46,28 @@ pub(super) struct Value {
 
 impl Value {
     pub(super) const REMOVED: u32 = 0;
+    const LIVE: u32 = 1 << 16;
+    const FIXED: u32 = 1 << 17;
 
     pub(super) fn new(port: PortId, fixed: bool, now_ms: u64) -> Self {
-        let word = u32::from(port.0) | 1 << 16 | u32::from(fixed) << 17;
-        Self { word, stamp: now_ms as u32 }
+        let fixed = if fixed { Self::FIXED } else { 0 };
+        Self { word: u32::from(port.0) | Self::LIVE | fixed, stamp: now_ms as u32 }
     }
 
     #[inline]
-    pub(super) fn of(slot: &Slot) -> Self {
+    pub(super) fn of(slot: Slot<'_>) -> Self {
         let word = slot.value.load(Ordering::Acquire);
         Self { word, stamp: slot.stamp.load(Ordering::Relaxed) }
     }
 
     pub(super) fn live(self) -> Option<Self> {
-        (self.word >> 16 & 1 == 1).then_some(self)
+        (self.word & Self::LIVE != 0).then_some(self)
+    }
+
+    /// Whether it is live, and this is its port.
+    #[inline]
+    pub(super) fn is_behind(self, port: PortId) -> bool {
+        LivePort::of(self.word).0 == Self::LIVE | u32::from(port.0)
     }
 
     pub(super) fn port(self) -> PortId {
@@ -62,7 +75,7 @@ impl Value {
     }
 
     pub(super) fn fixed(self) -> bool {
-        self.word >> 17 & 1 == 1
+        self.word & Self::FIXED != 0
     }
 
     /// Since the stamp, in milliseconds; a stamp from another worker's later clock reading counts as
@@ -73,11 +86,34 @@ impl Value {
     }
 }
 
+/// Of an entry, its port, and whether it is live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LivePort(u32);
+
+impl LivePort {
+    /// No entry has this.
+    pub(crate) const NOBODY: Self = Self(u32::MAX);
+
+    fn of(word: u32) -> Self {
+        Self(word & (Value::LIVE | 0xffff))
+    }
+
+    pub(crate) fn port(self) -> Option<PortId> {
+        (self.0 & Value::LIVE != 0).then_some(PortId(self.0 as u16))
+    }
+
+    /// One of so many, a power of two.
+    #[inline]
+    pub(crate) fn place(self, of: usize) -> usize {
+        self.0 as usize % of
+    }
+}
+
 /// Whether a source is behind this port. It was seen now.
-#[inline]
-pub(crate) fn is_seen(slot: &Slot, port: PortId, now_ms: u64) -> bool {
+#[inline(always)]
+pub(crate) fn is_seen(slot: Slot<'_>, port: PortId, now_ms: u64) -> bool {
     let value = Value::of(slot);
-    let is = value.live().is_some() && value.port() == port;
+    let is = value.is_behind(port);
     if is {
         refresh(slot, value, now_ms);
     }
@@ -86,17 +122,14 @@ pub(crate) fn is_seen(slot: &Slot, port: PortId, now_ms: u64) -> bool {
 
 /// The port that the address of this slot is behind.
 #[inline]
-pub(crate) fn port_of(slot: &Slot) -> Option<PortId> {
-    Value::of(slot).live().map(Value::port)
+pub(crate) fn port_of(slot: Slot<'_>) -> LivePort {
+    LivePort::of(slot.value.load(Ordering::Acquire))
 }
 
 /// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now. If it
 /// is removed meanwhile, the next frame makes it known again.
 #[inline]
-pub(super) fn refresh(slot: &Slot, value: Value, now_ms: u64) -> u32 {
-    if value.fixed() {
-        return now_ms as u32;
-    }
+pub(super) fn refresh(slot: Slot<'_>, value: Value, now_ms: u64) -> u32 {
     if value.age(now_ms) < REFRESH_MS {
         return value.stamp;
     }

@@ -1,4 +1,7 @@
+use packet::Mac;
+
 use super::*;
+use crate::fdb;
 
 #[test]
 fn finds_what_was_inserted_and_nothing_else() {
@@ -30,7 +33,7 @@ fn addresses_in_a_row_do_not_make_long_runs() {
     for table in (0..50).map(|_| Table::with_room_for(1000)) {
         // As full as a table gets: half of its slots.
         for key in 0..2048u64 {
-            assert!(table.insert((1 << 60) + 0x5254_0000_0000 + key * 2, 1, 0));
+            assert!(table.insert(fdb::key(0, Mac::from_u64(0x5254_0000_0000 + key * 2)), 1, 0));
         }
         let place = |key| table.probe(key).position(|bucket| bucket.find(key).is_some());
         let far: usize = table.iter().filter_map(|(key, _)| place(key)).sum();
