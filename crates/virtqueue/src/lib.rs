@@ -256,6 +256,14 @@ impl Queue {
         on!(self, q => q.peek(mem, ahead))
     }
 
+    /// Has [`Queue::peek`] know of that many pops to come, or half the queue if that is less, as far as the
+    /// driver has got. Without this a split queue looks at the driver's index only when it has popped all
+    /// that was there the last time, and the last of these cannot be fetched early.
+    #[inline]
+    pub fn look_ahead(&mut self, pops: u16) {
+        on!(self, q => q.look_ahead(pops));
+    }
+
     /// The place in the ring that the next pop reads first, to have it fetched early.
     #[inline]
     pub fn entry(&self) -> GuestSlice<'_> {

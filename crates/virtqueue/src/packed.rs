@@ -206,6 +206,10 @@ impl PackedQueue {
         if at.is_available(desc.flags) { desc.peek(mem) } else { None }
     }
 
+    /// See [`crate::Queue::look_ahead`]: each descriptor says itself whether it is there.
+    #[inline]
+    pub fn look_ahead(&mut self, _pops: u16) {}
+
     /// See [`crate::Queue::entry`].
     #[inline]
     pub fn entry(&self) -> GuestSlice<'_> {

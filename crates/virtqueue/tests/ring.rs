@@ -35,6 +35,24 @@ fn restart(world: &mut World, base: u32) {
     world.device = Queue::new(&world.mem, &cfg).unwrap();
 }
 
+/// Buffers that are shown while others are being popped can be fetched early.
+#[test]
+fn what_was_shown_since_is_seen_ahead() {
+    for packed in [false, true] {
+        let mut world = World::plain(packed, 8);
+        send(&mut world, 2);
+        serve(&mut world, 1);
+        send(&mut world, 3);
+        assert!(world.device.peek(&world.mem, 0).is_some());
+        world.device.look_ahead(4);
+        assert!(world.device.peek(&world.mem, 3).is_some());
+        assert!(world.device.peek(&world.mem, 4).is_none());
+        serve(&mut world, 4);
+        world.device.look_ahead(4);
+        assert!(world.device.peek(&world.mem, 0).is_none() && !world.device.has_available());
+    }
+}
+
 #[test]
 fn a_chain_goes_there_and_back() {
     for packed in [false, true] {

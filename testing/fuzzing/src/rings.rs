@@ -138,6 +138,8 @@ impl<'m> Run<'m> {
             11 => self.next(),
             12 | 13 => self.complete(input.u8()),
             14 => {
+                self.queue.look_ahead(5);
+                self.reference.look_ahead(5);
                 let should = self.queue.should_notify();
                 assert_eq!(should, self.reference.should_notify().unwrap_or(should));
             }

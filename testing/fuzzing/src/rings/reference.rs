@@ -95,17 +95,30 @@ impl<'m> Reference<'m> {
         Ok(found)
     }
 
+    pub(super) fn look_ahead(&mut self, pops: u16) {
+        let known = self.seen.wrapping_sub(self.avail) as u16;
+        if !self.cfg.packed && known < pops.min(self.cfg.size / 2) {
+            let _ = self.look();
+        }
+    }
+
+    /// Whether the avail index, read anew, shows anything to pop.
+    fn look(&mut self) -> Result<bool, Fault> {
+        let index = u16_at(self.mem, self.cfg.avail + 2);
+        if index == self.avail as u16 {
+            return Ok(false);
+        }
+        let outstanding = index.wrapping_sub(self.used as u16);
+        if u64::from(outstanding) > self.size() {
+            return Err("avail-index");
+        }
+        self.seen = self.used + u64::from(outstanding);
+        Ok(true)
+    }
+
     fn pop_split(&mut self) -> Result<Option<RefChain>, Fault> {
-        if self.avail == self.seen {
-            let index = u16_at(self.mem, self.cfg.avail + 2);
-            if index == self.avail as u16 {
-                return Ok(None);
-            }
-            let outstanding = index.wrapping_sub(self.used as u16);
-            if u64::from(outstanding) > self.size() {
-                return Err("avail-index");
-            }
-            self.seen = self.used + u64::from(outstanding);
+        if self.avail == self.seen && !self.look()? {
+            return Ok(None);
         }
         let slot = self.avail % self.size();
         let head = u16_at(self.mem, self.cfg.avail + 4 + 2 * slot);

@@ -21,6 +21,7 @@ use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
 use crate::owed::{Owed, Place};
 use crate::port::vhost::{LINE, SHORT};
 use crate::port::{Refused, Sink};
+use crate::worker::forward::BURST;
 
 // The buffers of a frame are shown together.
 const _: () = assert!(BUFFERS_MAX <= MAX_TOGETHER);
@@ -187,6 +188,8 @@ impl LiveRx {
     /// about it: what is decided in the end is about all the frames since.
     pub(crate) fn finish(&mut self, place: Place, counters: &QueueCounters, owed: &mut Owed) {
         self.queue.publish();
+        // For the next burst.
+        self.queue.look_ahead(BURST as u16 + AHEAD);
         self.filled = false;
         let frames = counters.frames.get();
         if let Some(wait) = self.waiting {

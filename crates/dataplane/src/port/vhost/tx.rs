@@ -82,6 +82,7 @@ impl LiveTx {
         let Forward { lookup, head, egress } = forward;
         let sender = Sender::new(port, counters, *offloads, lookup, egress);
         let scattered = lookup.cache.wants_announcements();
+        queue.look_ahead(BURST as u16 + 2 * AHEAD);
         let mut soon = [None; Cache::AHEAD];
         if scattered {
             look_at_first(queue, mem, *vnet_len, &mut soon, lookup, port.id);
