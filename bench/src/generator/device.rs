@@ -17,9 +17,9 @@ pub(super) const BURST: u16 = 32;
 /// The device side of one queue.
 pub(super) struct DeviceQueue {
     packed: bool,
-    desc: RingArea,
-    driver: RingArea,
-    device: RingArea,
+    desc: RingArea<16>,
+    driver: RingArea<2>,
+    device: RingArea<4>,
     size: u16,
     /// Entries used so far, modulo 2^16 (split) or as slot (packed).
     at: u16,
@@ -31,13 +31,13 @@ impl DeviceQueue {
     fn new(mem: &Arc<GuestMemory>, queue: &DriverQueue) -> Result<Self, DriverError> {
         let (spec, at) = (queue.spec(), queue.addresses());
         let n = u32::from(spec.size);
-        let device = area(mem, at.device, 6 + 8 * n, 4)?;
+        let device = area(mem, at.device, 6 + 8 * n)?;
         // No kicks: this thread always looks.
         device.store_u32(0, if spec.packed { 1 << 16 } else { 1 });
         Ok(DeviceQueue {
             packed: spec.packed,
-            desc: area(mem, at.desc, 16 * n, 16)?,
-            driver: area(mem, at.driver, 6 + 2 * n, 2)?,
+            desc: area(mem, at.desc, 16 * n)?,
+            driver: area(mem, at.driver, 6 + 2 * n)?,
             device,
             size: spec.size,
             at: 0,

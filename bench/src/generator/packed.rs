@@ -34,10 +34,10 @@ impl Cursor {
 
 /// A packed queue.
 pub struct Packed {
-    desc: RingArea,
+    desc: RingArea<16>,
     /// Kept mapped; written once: no interrupts.
-    _driver: RingArea,
-    device: RingArea,
+    _driver: RingArea<4>,
+    device: RingArea<4>,
     size: u16,
     in_order: bool,
     avail: Cursor,
@@ -52,9 +52,9 @@ pub struct Packed {
 impl Ring for Packed {
     fn new(mem: &Arc<GuestMemory>, spec: &RingSpec, buffers: Buffers) -> Result<Self, DriverError> {
         let (size, at) = (spec.size, spec.addresses());
-        let desc = area(mem, at.desc, 16 * u32::from(size), 16)?;
-        let driver = area(mem, at.driver, 4, 4)?;
-        let device = area(mem, at.device, 4, 4)?;
+        let desc = area(mem, at.desc, 16 * u32::from(size))?;
+        let driver = area(mem, at.driver, 4)?;
+        let device = area(mem, at.device, 4)?;
         driver.store_u32(0, DISABLE << 16);
         device.store_u32(0, 0);
         for slot in 0..size {

@@ -72,11 +72,10 @@ pub trait Ring: Sized {
 }
 
 /// A part of a ring.
-pub(super) fn area(
+pub(super) fn area<const ALIGN: usize>(
     mem: &Arc<GuestMemory>,
     gpa: u64,
     len: u32,
-    align: u32,
-) -> Result<RingArea, DriverError> {
-    RingArea::new(Arc::clone(mem), gpa, len, align).ok_or(DriverError::Outside { gpa })
+) -> Result<RingArea<ALIGN>, DriverError> {
+    RingArea::new(Arc::clone(mem), gpa, len).ok_or(DriverError::Outside { gpa })
 }

@@ -14,9 +14,9 @@ const NO_EVENT: u16 = 1;
 /// A split queue. Entry `s` of the avail ring is descriptor `s`, for ever.
 pub struct Split {
     /// Kept mapped; written once.
-    _desc: RingArea,
-    driver: RingArea,
-    device: RingArea,
+    _desc: RingArea<16>,
+    driver: RingArea<2>,
+    device: RingArea<4>,
     size: u16,
     avail_idx: u16,
     used_idx: u16,
@@ -28,9 +28,9 @@ impl Ring for Split {
     fn new(mem: &Arc<GuestMemory>, spec: &RingSpec, buffers: Buffers) -> Result<Self, DriverError> {
         let (size, at) = (spec.size, spec.addresses());
         let n = u32::from(size);
-        let desc = area(mem, at.desc, 16 * n, 16)?;
-        let driver = area(mem, at.driver, 6 + 2 * n, 2)?;
-        let device = area(mem, at.device, 6 + 8 * n, 4)?;
+        let desc = area(mem, at.desc, 16 * n)?;
+        let driver = area(mem, at.driver, 6 + 2 * n)?;
+        let device = area(mem, at.device, 6 + 8 * n)?;
         let write = if buffers.writable { flags::WRITE } else { 0 };
         for slot in 0..size {
             let entry = usize::from(slot);

@@ -21,30 +21,33 @@ use crate::slice::GuestSlice;
 /// size is a mistake of the caller: it fails a debug assertion, otherwise loads give 0 and stores
 /// do nothing.
 ///
+/// `ALIGN` is what its start is aligned to, in the guest and on this host: a power of two, as the
+/// specification demands it for this part. Of accesses no larger than that only the offset is left to
+/// be checked, and that not at run time where it is a multiple of so much.
+///
 /// Keeps the memory mapped as long as it lives.
 #[derive(Debug)]
-pub struct RingArea {
+pub struct RingArea<const ALIGN: usize> {
     ptr: NonNull<u8>,
     len: usize,
     memory: Arc<GuestMemory>,
 }
 
 // SAFETY: the pointer is into memory that `memory` keeps mapped; all accesses are atomic.
-unsafe impl Send for RingArea {}
+unsafe impl<const ALIGN: usize> Send for RingArea<ALIGN> {}
 // SAFETY: as above.
-unsafe impl Sync for RingArea {}
+unsafe impl<const ALIGN: usize> Sync for RingArea<ALIGN> {}
 
-impl RingArea {
-    /// The `len` bytes at `gpa`, if they are all in guest memory and `gpa` is a multiple of `align`
-    /// (a power of two, as the specification demands it for this part).
+impl<const ALIGN: usize> RingArea<ALIGN> {
+    /// The `len` bytes at `gpa`, if they are all in guest memory and aligned.
     #[must_use]
-    pub fn new(memory: Arc<GuestMemory>, gpa: u64, len: u32, align: u32) -> Option<RingArea> {
-        if !align.is_power_of_two() || gpa & (u64::from(align) - 1) != 0 {
-            return None;
-        }
+    pub fn new(memory: Arc<GuestMemory>, gpa: u64, len: u32) -> Option<Self> {
+        const { assert!(ALIGN.is_power_of_two()) };
         let slice = memory.slice(gpa, len)?;
         let (ptr, len) = (slice.ptr, slice.len());
-        Some(RingArea { ptr, len, memory })
+        // A region may lie in the guest otherwise than on this host.
+        let aligned = gpa.is_multiple_of(ALIGN as u64) && ptr.addr().get().is_multiple_of(ALIGN);
+        aligned.then_some(Self { ptr, len, memory })
     }
 
     /// The bytes from `off` on, at most all.
@@ -79,7 +82,9 @@ impl RingArea {
         if inside {
             // SAFETY: off + N <= len, all of which is mapped.
             let ptr = unsafe { self.ptr.add(off) };
-            if ptr.addr().get() & (A - 1) == 0 {
+            // The start is aligned.
+            let place = if A <= ALIGN { off } else { ptr.addr().get() };
+            if place.is_multiple_of(A) {
                 return Some(ptr.as_ptr());
             }
         }
@@ -90,7 +95,7 @@ impl RingArea {
 
 macro_rules! loads {
     ($($name:ident: $int:ty, $atomic:ty, $order:ident;)*) => {
-        impl RingArea {$(
+        impl<const ALIGN: usize> RingArea<ALIGN> {$(
             #[doc = concat!("Loads a ", stringify!($int), " at `off` (", stringify!($order), ").")]
             #[inline(always)]
             #[must_use]
@@ -107,7 +112,7 @@ macro_rules! loads {
 
 macro_rules! stores {
     ($($name:ident: $int:ty, $atomic:ty, $order:ident;)*) => {
-        impl RingArea {$(
+        impl<const ALIGN: usize> RingArea<ALIGN> {$(
             #[doc = concat!("Stores a ", stringify!($int), " at `off` (", stringify!($order), ").")]
             #[inline(always)]
             pub fn $name(&self, off: usize, value: $int) {
@@ -139,7 +144,7 @@ stores! {
     store_u64_release: u64, AtomicU64, Release;
 }
 
-impl RingArea {
+impl<const ALIGN: usize> RingArea<ALIGN> {
     /// Loads the 16 bytes of a descriptor at `off`, which must be a multiple of 8 from an aligned
     /// start: two relaxed loads, each field in one of them (address; length, then flags and next or
     /// id and flags).

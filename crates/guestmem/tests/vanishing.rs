@@ -103,7 +103,7 @@ fn half_a_file() {
 fn rings_read_zero() {
     let file = file(0xff);
     let memory = Arc::new(map(&file));
-    let area = |at: u64| RingArea::new(Arc::clone(&memory), 0x10_0000 + at, 4096, 16).unwrap();
+    let area = |at: u64| RingArea::<16>::new(Arc::clone(&memory), 0x10_0000 + at, 4096).unwrap();
     let (read, write) = (area(0), area(8192));
     assert_eq!(read.load_desc(16), [u64::MAX; 2]);
     vanish(&file);

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 
-use guestmem::{GuestMemory, RingArea};
+use guestmem::GuestMemory;
 use sys::EventFd;
 use thiserror::Error;
 use tokio::sync::Notify;
-use virtqueue::QueueConfig;
+use virtqueue::{QueueConfig, RegionArea};
 
 use crate::SessionFault;
 
@@ -90,7 +90,7 @@ pub struct QueueSetup {
     /// Where the queue's requests in flight are written down, for a
     /// [`TrackedQueue`](virtqueue::TrackedQueue); `None`: the front end keeps no memory for them.  The memory is one of
     /// its own, which the area keeps mapped: `inflight.memory().faulted()` says whether it has vanished.
-    pub inflight: Option<RingArea>,
+    pub inflight: Option<RegionArea>,
 }
 
 /// Why a device cannot go on with a session: a ring lied, or memory vanished.

@@ -72,6 +72,9 @@ enum Region {
     Packed(PackedRegion),
 }
 
+/// The region of a queue, in words of 8 bytes.
+pub type RegionArea = RingArea<8>;
+
 impl TrackedQueue {
     /// Takes over the device side of a ring, and what a predecessor had in flight.
     ///
@@ -83,7 +86,7 @@ impl TrackedQueue {
     pub fn new(
         mem: &Arc<GuestMemory>,
         cfg: &QueueConfig,
-        region: Option<RingArea>,
+        region: Option<RegionArea>,
     ) -> Result<TrackedQueue, GuestFault> {
         let mut queue = Queue::new(mem, cfg)?;
         let needed = region_bytes(cfg.packed, cfg.size) as usize;
@@ -205,7 +208,7 @@ impl TrackedQueue {
 }
 
 /// The words of a region; without one, stores go nowhere.
-struct Shared(Option<RingArea>);
+struct Shared(Option<RegionArea>);
 
 impl Shared {
     /// Seen by a successor in the order of the program.

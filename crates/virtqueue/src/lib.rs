@@ -33,7 +33,7 @@ use guestmem::{GuestMemory, GuestSlice};
 
 pub use chain::{Chain, MAX_SEGMENTS, Used};
 pub use fault::GuestFault;
-pub use inflight::{Ticket, TrackedQueue, region_bytes};
+pub use inflight::{RegionArea, Ticket, TrackedQueue, region_bytes};
 pub use journal::{Journal, MAX_TOGETHER};
 pub use packed::PackedQueue;
 pub use split::SplitQueue;

@@ -112,9 +112,9 @@ impl Cursor {
 
 /// The device side of a packed virtqueue.
 pub struct PackedQueue {
-    ring: RingArea,
-    driver: RingArea,
-    device: RingArea,
+    ring: RingArea<16>,
+    driver: RingArea<4>,
+    device: RingArea<4>,
     size: u16,
     event_idx: bool,
     indirect: bool,
@@ -146,11 +146,13 @@ impl PackedQueue {
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(GuestFault::QueueSize { size });
         }
-        let area = |gpa, len, align| RingArea::new(Arc::clone(mem), gpa, len, align);
-        let ring = area(cfg.desc, u32::from(size) * DESC_SIZE as u32, 16)
+        let mem = || Arc::clone(mem);
+        let ring = RingArea::new(mem(), cfg.desc, u32::from(size) * DESC_SIZE as u32)
             .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
-        let driver = area(cfg.avail, 4, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
-        let device = area(cfg.used, 4, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
+        let driver =
+            RingArea::new(mem(), cfg.avail, 4).ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
+        let device =
+            RingArea::new(mem(), cfg.used, 4).ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
         let base = last_used(cfg.base);
         if base.index() >= size {
             return Err(GuestFault::Base { base: cfg.base, size });

@@ -28,9 +28,9 @@ const NO_NOTIFY: u16 = 1;
 
 /// The device side of a split virtqueue.
 pub struct SplitQueue {
-    desc: RingArea,
-    avail: RingArea,
-    used: RingArea,
+    desc: RingArea<16>,
+    avail: RingArea<2>,
+    used: RingArea<4>,
     /// Queue size minus one.
     mask: u16,
     event_idx: bool,
@@ -53,12 +53,12 @@ impl SplitQueue {
         }
         let n = u32::from(size);
         let event = if cfg.event_idx { 2 } else { 0 };
-        let area = |gpa, len, align| RingArea::new(Arc::clone(mem), gpa, len, align);
-        let desc = area(cfg.desc, n * DESC_SIZE as u32, 16)
+        let mem = || Arc::clone(mem);
+        let desc = RingArea::new(mem(), cfg.desc, n * DESC_SIZE as u32)
             .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
-        let avail = area(cfg.avail, RING as u32 + 2 * n + event, 2)
+        let avail = RingArea::new(mem(), cfg.avail, RING as u32 + 2 * n + event)
             .ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
-        let used = area(cfg.used, RING as u32 + 8 * n + event, 4)
+        let used = RingArea::new(mem(), cfg.used, RING as u32 + 8 * n + event)
             .ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
         // Where to go on is what the driver last saw of us, the used index. The base says the
         // same, unless a predecessor died with chains popped and not completed: those are then

@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::{DATA, RING, SIZE, START, World, config};
-use guestmem::RingArea;
 use testkit::driver::{self, DriverQueue, Raw, RawDesc, RingSpec, flags};
-use virtqueue::{Chain, GuestFault, Queue, QueueConfig, TrackedQueue, region_bytes};
+use virtqueue::{Chain, GuestFault, Queue, QueueConfig, RegionArea, TrackedQueue, region_bytes};
 
 use flags::{AVAIL, INDIRECT, NEXT, USED, WRITE};
 
@@ -239,7 +238,7 @@ fn head_twice() -> &'static str {
 fn too_much_in_flight(packed: bool) -> &'static str {
     let world = World::plain(packed, N);
     let shared = driver::memory(&[(0, 4096)]).unwrap();
-    let region = || RingArea::new(Arc::clone(&shared), 0, region_bytes(packed, N), 64);
+    let region = || RegionArea::new(Arc::clone(&shared), 0, region_bytes(packed, N));
     let start = || TrackedQueue::new(&world.mem, &config(&world.driver), region());
     start().expect("a new region");
     region().unwrap().store_u64(if packed { 32 } else { 16 }, 1);

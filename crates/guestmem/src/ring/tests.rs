@@ -15,17 +15,32 @@ fn memory() -> Arc<GuestMemory> {
 #[test]
 fn only_inside_and_aligned() {
     let memory = memory();
-    let new = |gpa, len, align| RingArea::new(Arc::clone(&memory), gpa, len, align).is_some();
-    assert!(new(0x10000, 8192, 4096) && new(0x11ff0, 16, 16) && new(0x10002, 6, 2));
-    assert!(!new(0x10000, 8193, 16) && !new(0xfff0, 32, 16) && !new(0x12000, 1, 1));
-    assert!(!new(0x10008, 16, 16) && !new(0x10001, 2, 2));
-    assert!(!new(0x10000, 16, 0) && !new(0x10000, 16, 3));
+    fn new<const ALIGN: usize>(memory: &Arc<GuestMemory>, gpa: u64, len: u32) -> bool {
+        RingArea::<ALIGN>::new(Arc::clone(memory), gpa, len).is_some()
+    }
+    let page = new::<4096>(&memory, 0x10000, 8192);
+    assert!(page && new::<16>(&memory, 0x11ff0, 16) && new::<2>(&memory, 0x10002, 6));
+    assert!(!new::<16>(&memory, 0x10000, 8193) && !new::<16>(&memory, 0xfff0, 32));
+    assert!(!new::<1>(&memory, 0x12000, 1));
+    assert!(!new::<16>(&memory, 0x10008, 16) && !new::<2>(&memory, 0x10001, 2));
+}
+
+/// Accesses larger than what the start is aligned to: where they are is looked at each time.
+#[test]
+fn larger_accesses_are_checked_by_their_address() {
+    let memory = memory();
+    let area = RingArea::<2>::new(Arc::clone(&memory), 0x10002, 16).unwrap();
+    area.store_u32(2, 0x1122_3344);
+    assert_eq!((area.load_u32(2), area.load_u16(2)), (0x1122_3344, 0x3344));
+    let mistake = || area.load_u32(4);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(mistake));
+    assert_eq!(result.ok(), if cfg!(debug_assertions) { None } else { Some(0) });
 }
 
 #[test]
 fn little_endian_in_memory() {
     let memory = memory();
-    let area = RingArea::new(Arc::clone(&memory), 0x10100, 64, 16).unwrap();
+    let area = RingArea::<16>::new(Arc::clone(&memory), 0x10100, 64).unwrap();
     area.store_u16(0, 0x1122);
     area.store_u16_release(2, 0x3344);
     area.store_u32(4, 0x5566_7788);
@@ -47,7 +62,7 @@ fn little_endian_in_memory() {
 }
 
 /// Calls that a debug build reports, and that must do nothing at all otherwise.
-fn mistakes(area: &RingArea) -> Vec<Box<dyn Fn() -> u64 + '_>> {
+fn mistakes(area: &RingArea<16>) -> Vec<Box<dyn Fn() -> u64 + '_>> {
     let mut calls: Vec<Box<dyn Fn() -> u64 + '_>> = Vec::new();
     for off in [63, 64, 65, usize::MAX - 1, usize::MAX, 1] {
         calls.push(Box::new(move || u64::from(area.load_u16(off))));
@@ -74,7 +89,7 @@ fn mistakes_are_harmless() {
     let memory = memory();
     let around = memory.slice(0x10000, 8192).unwrap();
     around.copy_from(&[0xee; 8192]);
-    let area = RingArea::new(Arc::clone(&memory), 0x10100, 64, 16).unwrap();
+    let area = RingArea::<16>::new(Arc::clone(&memory), 0x10100, 64).unwrap();
     for call in mistakes(&area) {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
         if cfg!(debug_assertions) {
@@ -90,7 +105,7 @@ fn mistakes_are_harmless() {
 
 #[test]
 fn keeps_the_memory() {
-    let area = RingArea::new(memory(), 0x10000, 16, 16).unwrap();
+    let area = RingArea::<16>::new(memory(), 0x10000, 16).unwrap();
     area.store_u64(8, 77);
     assert_eq!((area.load_u64(8), area.len(), area.is_empty()), (77, 16, false));
     assert!(!area.memory().faulted());

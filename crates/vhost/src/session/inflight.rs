@@ -5,10 +5,10 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guestmem::{GuestMemory, MapError, RegionFile, RegionSpec, RingArea};
+use guestmem::{GuestMemory, MapError, RegionFile, RegionSpec};
 use vhost::vhost_user::message::{FrontendReq, VhostUserProtocolFeatures as Protocol};
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
-use virtqueue::{MAX_QUEUE_SIZE, QueueConfig, region_bytes};
+use virtqueue::{MAX_QUEUE_SIZE, QueueConfig, RegionArea, region_bytes};
 
 use super::handle::Handled;
 use super::ring::has;
@@ -33,14 +33,14 @@ impl Inflight {
         &self,
         queue: u16,
         config: &QueueConfig,
-    ) -> Result<RingArea, SessionFault> {
+    ) -> Result<RegionArea, SessionFault> {
         let InflightArea { mmap_offset, queues, queue_size, .. } = self.area;
         let bytes = region_bytes(config.packed, queue_size);
         let at = mmap_offset.saturating_add(u64::from(queue) * u64::from(bytes));
         let has_room = queue < queues && config.size <= queue_size;
         let region = if has_room {
             // Mapped before the layout was known, it may be too short for this one.
-            RingArea::new(Arc::clone(&self.mem), at, bytes, ALIGN)
+            RegionArea::new(Arc::clone(&self.mem), at, bytes)
         } else {
             None
         };

@@ -29,8 +29,8 @@ struct World {
     serial: u64,
 }
 
-fn area(shared: &Arc<GuestMemory>, packed: bool, size: u16) -> Option<RingArea> {
-    RingArea::new(Arc::clone(shared), REGION, region_bytes(packed, size), 64)
+fn area(shared: &Arc<GuestMemory>, packed: bool, size: u16) -> Option<RegionArea> {
+    RegionArea::new(Arc::clone(shared), REGION, region_bytes(packed, size))
 }
 
 fn config(driver: &DriverQueue) -> QueueConfig {
@@ -356,7 +356,7 @@ fn a_region_of_another_ring_is_refused() {
         assert_eq!(world.succeed(), Err(GuestFault::InflightRegion));
         region.store_u64(FEATURES, 0);
         assert_eq!(world.succeed(), Ok(()));
-        let short = RingArea::new(Arc::clone(&world.shared), REGION, 64, 64);
+        let short = RegionArea::new(Arc::clone(&world.shared), REGION, 64);
         let made = TrackedQueue::new(&world.mem, &config(&world.driver), short).err();
         assert_eq!(made, Some(GuestFault::InflightRegion));
     }

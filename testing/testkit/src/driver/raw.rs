@@ -53,11 +53,11 @@ impl RawDesc {
 /// builds panic).
 pub struct Raw {
     /// Descriptor table, or packed ring.
-    pub desc: RingArea,
+    pub desc: RingArea<16>,
     /// Avail ring, or driver event suppression.
-    pub driver: RingArea,
+    pub driver: RingArea<4>,
     /// Used ring, or device event suppression.
-    pub device: RingArea,
+    pub device: RingArea<4>,
     size: usize,
     packed: bool,
 }
@@ -66,13 +66,17 @@ impl Raw {
     pub(super) fn new(mem: &Arc<GuestMemory>, spec: &RingSpec) -> Result<Raw, DriverError> {
         let n = u32::from(spec.size);
         let at = spec.addresses();
-        let area = |gpa, len, align| {
-            RingArea::new(Arc::clone(mem), gpa, len, align).ok_or(DriverError::Outside { gpa })
-        };
+        fn area<const ALIGN: usize>(
+            mem: &Arc<GuestMemory>,
+            gpa: u64,
+            len: u32,
+        ) -> Result<RingArea<ALIGN>, DriverError> {
+            RingArea::new(Arc::clone(mem), gpa, len).ok_or(DriverError::Outside { gpa })
+        }
         Ok(Raw {
-            desc: area(at.desc, 16 * n, 16)?,
-            driver: area(at.driver, 6 + 2 * n, 4)?,
-            device: area(at.device, 6 + 8 * n, 4)?,
+            desc: area(mem, at.desc, 16 * n)?,
+            driver: area(mem, at.driver, 6 + 2 * n)?,
+            device: area(mem, at.device, 6 + 8 * n)?,
             size: usize::from(spec.size),
             packed: spec.packed,
         })
