@@ -40,7 +40,7 @@ pub use fault::install_fault_handler;
 pub use hint::Hint;
 pub use memory::GuestMemory;
 pub use region::{MapError, RegionFile, RegionSpec};
-pub use ring::RingArea;
+pub use ring::{RingArea, RingEntries};
 pub use segments::{Access, Segments, Transfer};
 pub use slice::{GuestSlice, write_vectored};
 pub use socket::{Part, lend, receive, send, take};

@@ -4,6 +4,8 @@
 // UNSAFETY: atomic accesses through a raw pointer into guest memory; every one is checked for
 // bounds and alignment first.
 
+mod entries;
+
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,6 +13,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::GuestMemory;
 use crate::slice::GuestSlice;
+
+pub use entries::RingEntries;
 
 /// One part of a virtqueue (descriptor table, available ring, used ring, event structure) in guest
 /// memory.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::{GuestMemory, GuestSlice, RingArea};
+use guestmem::{GuestMemory, GuestSlice, RingEntries};
 
 use crate::chain::buffer;
 use crate::count::Count;
@@ -19,8 +19,8 @@ use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used
 const IDX: usize = 2;
 /// First entry of both rings.
 const RING: usize = 4;
-/// How far before a used entry is written its cache line is fetched, bytes.
-const USED_AHEAD: usize = 64;
+/// How far before a used entry is written its cache line is fetched: a line.
+const USED_AHEAD: u16 = 8;
 /// `avail.flags`: the driver wants no interrupts (without event-idx only).
 const NO_INTERRUPT: u16 = 1;
 /// `used.flags`: the device wants no kicks (without event-idx only).
@@ -28,9 +28,9 @@ const NO_NOTIFY: u16 = 1;
 
 /// The device side of a split virtqueue.
 pub struct SplitQueue {
-    desc: RingArea<16>,
-    avail: RingArea<2>,
-    used: RingArea<4>,
+    desc: RingEntries<0, DESC_SIZE, 16>,
+    avail: RingEntries<RING, 2, 2>,
+    used: RingEntries<RING, 8, 4>,
     /// Queue size minus one.
     mask: u16,
     event_idx: bool,
@@ -51,19 +51,18 @@ impl SplitQueue {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(GuestFault::QueueSize { size });
         }
-        let n = u32::from(size);
         let event = if cfg.event_idx { 2 } else { 0 };
         let mem = || Arc::clone(mem);
-        let desc = RingArea::new(mem(), cfg.desc, n * DESC_SIZE as u32)
+        let desc = RingEntries::new(mem(), cfg.desc, size, 0)
             .ok_or(GuestFault::DescriptorArea { addr: cfg.desc })?;
-        let avail = RingArea::new(mem(), cfg.avail, RING as u32 + 2 * n + event)
+        let avail = RingEntries::new(mem(), cfg.avail, size, event)
             .ok_or(GuestFault::DriverArea { addr: cfg.avail })?;
-        let used = RingArea::new(mem(), cfg.used, RING as u32 + 8 * n + event)
+        let used = RingEntries::new(mem(), cfg.used, size, event)
             .ok_or(GuestFault::DeviceArea { addr: cfg.used })?;
         // Where to go on is what the driver last saw of us, the used index. The base says the
         // same, unless a predecessor died with chains popped and not completed: those are then
         // done again rather than lost. Read once, here; from now on the count is our own.
-        let position = used.load_u16(IDX);
+        let position = used.area().load_u16(IDX);
         let mut queue = Self {
             desc,
             avail,
@@ -86,8 +85,7 @@ impl SplitQueue {
         if self.next_avail.get() == self.seen_avail.get() && !self.look()? {
             return Ok(Next::Empty);
         }
-        let slot = usize::from(self.next_avail.get() & self.mask);
-        let head = self.avail.load_u16(RING + 2 * slot);
+        let head = self.avail.load_u16(self.next_avail.get());
         if head > self.mask {
             return Err(GuestFault::HeadIndex { head, size: self.size() });
         }
@@ -106,8 +104,7 @@ impl SplitQueue {
         if self.seen_avail.get().wrapping_sub(self.next_avail.get()) <= ahead {
             return None;
         }
-        let slot = usize::from(self.next_avail.get().wrapping_add(ahead) & self.mask);
-        let head = self.avail.load_u16(RING + 2 * slot);
+        let head = self.avail.load_u16(self.next_avail.get().wrapping_add(ahead));
         if head <= self.mask { self.load(head).peek(mem) } else { None }
     }
 
@@ -124,7 +121,7 @@ impl SplitQueue {
     /// See [`crate::Queue::entry`].
     #[inline]
     pub fn entry(&self) -> GuestSlice<'_> {
-        self.avail.slice(RING + 2 * usize::from(self.next_avail.get() & self.mask))
+        self.avail.area().slice(RING + 2 * usize::from(self.next_avail.get() & self.mask))
     }
 
     /// Takes the chain of several descriptors that [`Self::next`] found.
@@ -133,8 +130,7 @@ impl SplitQueue {
         mem: &'m GuestMemory,
         chain: &mut Chain<'m>,
     ) -> Result<(), GuestFault> {
-        let slot = usize::from(self.next_avail.get() & self.mask);
-        let head = self.avail.load_u16(RING + 2 * slot);
+        let head = self.avail.load_u16(self.next_avail.get());
         if head > self.mask {
             return Err(GuestFault::HeadIndex { head, size: self.size() });
         }
@@ -158,7 +154,7 @@ impl SplitQueue {
 
     /// Goes on behind `count` chains that a predecessor popped; false if there are not as many.
     pub(crate) fn skip_in_flight(&mut self, count: u16) -> bool {
-        let index = self.avail.load_u16_acquire(IDX);
+        let index = self.avail.area().load_u16_acquire(IDX);
         if index.wrapping_sub(self.next_used.get()) < count {
             return false;
         }
@@ -175,7 +171,7 @@ impl SplitQueue {
     /// Reads the avail index anew; whether it shows anything to pop.
     #[inline]
     fn look(&mut self) -> Result<bool, GuestFault> {
-        let index = self.avail.load_u16_acquire(IDX);
+        let index = self.avail.area().load_u16_acquire(IDX);
         if index == self.next_avail.get() {
             return Ok(false);
         }
@@ -194,7 +190,7 @@ impl SplitQueue {
 
     #[inline]
     fn load(&self, index: u16) -> Descriptor {
-        Descriptor::split(self.desc.load_desc(usize::from(index) * DESC_SIZE))
+        Descriptor::split(self.desc.load_desc(index))
     }
 
     /// Follows a chain of several descriptors; at most as many as the queue has.
@@ -282,11 +278,10 @@ impl SplitQueue {
                 return;
             }
             // Two stores: the ring is only 4-aligned, and nothing is visible before publish.
-            let entry = RING + 8 * usize::from(self.next_used.get() & self.mask);
+            let entry = self.next_used.get();
             // A store to a line that the guest's CPU has would keep those behind it waiting.
-            self.used.slice(entry + USED_AHEAD).prefetch_write();
-            self.used.store_u32(entry, u32::from(one.id));
-            self.used.store_u32(entry + 4, one.len);
+            self.used.prefetch_write(entry.wrapping_add(USED_AHEAD));
+            self.used.store_u32s(entry, u32::from(one.id), one.len);
             self.next_used.step();
         }
         self.unsignalled += used.len() as u64;
@@ -299,7 +294,7 @@ impl SplitQueue {
         if crate::journal::fuse::blown() {
             return;
         }
-        self.used.store_u16_release(IDX, self.next_used.get());
+        self.used.area().store_u16_release(IDX, self.next_used.get());
     }
 
     /// See [`crate::Queue::should_notify`].
@@ -330,9 +325,9 @@ impl SplitQueue {
         // The used index must be visible before the driver's wish is read (2.7.7.2).
         fence(Ordering::SeqCst);
         if !self.event_idx {
-            return self.avail.load_u16(0) & NO_INTERRUPT == 0;
+            return self.avail.area().load_u16(0) & NO_INTERRUPT == 0;
         }
-        let event = self.avail.load_u16(RING + 2 * usize::from(self.mask) + 2);
+        let event = self.avail.area().load_u16(RING + 2 * usize::from(self.mask) + 2);
         // Did the index pass `event` with the last `done` chains? More than a whole turn always
         // did, and so the value that stands for "just started".
         let past = self.next_used.get().wrapping_sub(event).wrapping_sub(1);
@@ -343,13 +338,13 @@ impl SplitQueue {
     #[inline]
     pub fn has_available(&self) -> bool {
         self.next_avail.get() != self.seen_avail.get()
-            || self.avail.load_u16(IDX) != self.next_avail.get()
+            || self.avail.area().load_u16(IDX) != self.next_avail.get()
     }
 
     /// See [`crate::Queue::enable_kicks`].
     pub fn enable_kicks(&mut self) -> bool {
         // With event-idx the flags are always to be 0 (2.7.10.1); a predecessor may have differed.
-        self.used.store_u16(0, 0);
+        self.used.area().store_u16(0, 0);
         if self.event_idx {
             self.store_avail_event(self.next_avail.get());
         }
@@ -364,12 +359,12 @@ impl SplitQueue {
             // its decision, is past it.
             self.store_avail_event(self.next_avail.get().wrapping_sub(self.size()).wrapping_sub(1));
         } else {
-            self.used.store_u16(0, NO_NOTIFY);
+            self.used.area().store_u16(0, NO_NOTIFY);
         }
     }
 
     fn store_avail_event(&self, event: u16) {
-        self.used.store_u16(RING + 8 * usize::from(self.size()), event);
+        self.used.area().store_u16(RING + 8 * usize::from(self.size()), event);
     }
 
     /// See [`crate::Queue::base`].

@@ -5,7 +5,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::*;
 use crate::region::{RegionFile, RegionSpec};
 
-fn memory() -> Arc<GuestMemory> {
+pub(super) fn memory() -> Arc<GuestMemory> {
     let fd: OwnedFd = memfd_create("guestmem-test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 8192).unwrap();
     let spec = RegionSpec { guest_addr: 0x10000, size: 8192, user_addr: 0, mmap_offset: 0 };
