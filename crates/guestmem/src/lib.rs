@@ -6,7 +6,7 @@
 //! space, so that a guest physical address (GPA) becomes a pointer by one addition.
 //! [`GuestMemory::slice`] is the one place where an address from a guest is checked; what it
 //! returns, a [`GuestSlice`], can only be copied from and to. Rings are read and written through
-//! [`RingArea`]; [`Segments`] are pieces that an operation goes on with after the borrow has ended.
+//! [`RingArea`] and [`RingEntries`]; [`Segments`] are pieces that an operation goes on with after the borrow has ended.
 //! Guest memory is never a Rust reference: the guest changes it whenever it likes,
 //! and the compiler is told nothing about it (copies are assembly, ring accesses are atomic).
 //!
