@@ -29,7 +29,7 @@
 //!
 //! # How it is looked up
 //!
-//! A frame becomes a key of eight words ([`key::Key`]), a rule a value and a mask of them. Rules with
+//! A frame becomes a key of eight words (`key::Key`), a rule a value and a mask of them. Rules with
 //! the same mask are in one hash table (tuple space search); masks are tried in the order of their
 //! best rule, until what was found is better than all that may follow. The rule for established
 //! connections is usually the first, and then it is one look-up. Port ranges are checked one by one.
