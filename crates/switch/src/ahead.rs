@@ -40,7 +40,7 @@ struct Lane {
     version: u64,
     /// Its port; [`NOBODY`]: there is none.
     in_port: u32,
-    /// See [`Front::plain`]: what was last of it and had no tag. One bit that no frame has: nothing yet.
+    /// [`Front::plain`] of its last frame that had no tag, or [`Lane::NOTHING`].
     plain: u64,
     /// See [`Key::lane`].
     number: u32,
@@ -124,6 +124,7 @@ impl Ahead {
 impl Lane {
     /// A power of two.
     const WAYS: usize = 16;
+    /// No [`Front::plain`].
     const NOTHING: u64 = 1;
 
     /// Whether it is that of such frames: seen at a glance, if they have no tag.
@@ -132,6 +133,11 @@ impl Lane {
         self.plain == front.plain()
             && self.in_port == in_port.0.into()
             && self.version == snapshot.version()
+    }
+
+    /// The same of frames with this key.
+    fn has(&self, snapshot: &Snapshot, key: Key) -> bool {
+        self.number == key.lane() && self.version == snapshot.version()
     }
 
     /// Becomes that of such a frame, and takes hold of its MAC table; false if there is none.
@@ -144,7 +150,7 @@ impl Lane {
         held: &mut Held,
     ) -> bool {
         let Some(key) = front.key(in_port) else { return false };
-        if self.number != key.lane() || self.version != snapshot.version() || !held.is_some() {
+        if !(held.is_some() && self.has(snapshot, key)) {
             self.change(snapshot, in_port, key, held);
         }
         if key.tag().is_none() {
@@ -153,12 +159,13 @@ impl Lane {
         true
     }
 
+    /// Takes hold of the MAC table of frames with this key, and becomes their lane.
     #[cold]
     fn change(&mut self, snapshot: &Snapshot, in_port: PortId, key: Key, held: &mut Held) {
         let Some(port) = snapshot.port(in_port) else { return *self = Self::default() };
         held.table(&port.fdb);
         let table = held.number();
-        if self.number == key.lane() && self.version == snapshot.version() {
+        if self.has(snapshot, key) {
             return self.table = table;
         }
         let (dst, src, tag) = (key.dst(), key.src(), key.tag());

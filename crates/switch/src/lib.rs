@@ -18,7 +18,7 @@
 //!
 //! # Threads
 //!
-//! *Workers* take a [`Snapshot`] per burst and call [`Cache::lookup`] per frame. *Control* (one
+//! *Workers* take a [`Snapshot`] per burst and call [`Cache::destination`] per frame. *Control* (one
 //! caller at a time, a mutex sees to it) changes the configuration and calls [`Switch::maintain`]
 //! about once a second. Three kinds of state are shared:
 //!
@@ -32,8 +32,8 @@
 //!    the frame without learning and tries again with the next one. What keeps readers safe is
 //!    that a slot of a table never changes its key: a removed address leaves its key behind, and a
 //!    table that is too full of those is replaced by a new one as a whole. So an entry is two
-//!    atomic words, the key (written once, released after the value) and the value (always about
-//!    that key), and no reader can put one address's key together with another's port; a third, when
+//!    parts, the key (written once, in two halves, the lower one last and after the value) and the value
+//!    (one atomic word, always about that key), and no reader can put one address's key together with another's port; a third, when
 //!    it was heard of last, is any worker's to write, and decides about its age only. Replacing
 //!    is [`Switch::maintain`]'s work; a worker does it only if addresses come faster than that,
 //!    which is the one allocation on its path, once per doubling. A worker holds the table it uses

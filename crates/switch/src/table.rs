@@ -161,7 +161,7 @@ impl Table {
         None
     }
 
-    /// Writer only: stores a value (not 0) and a stamp under a key (not 0). False if the table has no
+    /// Writer only: stores a value (not 0) and a stamp under a key (its lower half not 0). False if the table has no
     /// place for it.
     pub(crate) fn insert(&self, key: u64, value: u32, stamp: u32) -> bool {
         for bucket in self.probe(key) {

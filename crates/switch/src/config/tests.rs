@@ -345,6 +345,25 @@ fn a_port_that_goes_down_is_forgotten() {
     assert_eq!(f.stats().flushed, 1);
 }
 
+/// A pinned address has no age, so nothing about it depends on how long the switch is up: half of the time after
+/// which stamps come round is the worst.
+#[test]
+fn what_a_pinned_address_sends_is_remembered_at_any_time() {
+    for now_ms in [1, 1 << 31, (1 << 31) + 500, (1 << 32) - 1, 1 << 40] {
+        let f = transparent(2);
+        f.switch.add_static(station(1), None, f.ports[0]).unwrap();
+        f.send(1, station(1), station(2), now_ms);
+        let mut cache = Cache::default();
+        let bytes = frame(station(2), station(1));
+        let found = (0..3).map(|_| {
+            let verdict = cache.lookup(&f.switch.snapshot(), f.ports[0], &bytes, now_ms);
+            assert_eq!(verdict, f.to(1));
+            cache.hits_and_misses().0
+        });
+        assert_eq!(found.collect::<Vec<_>>(), [0, 1, 2], "after {now_ms} ms");
+    }
+}
+
 #[test]
 fn a_pinned_address_stays() {
     let f = transparent(3);

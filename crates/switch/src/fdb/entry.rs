@@ -127,9 +127,13 @@ pub(crate) fn port_of(slot: Slot<'_>) -> LivePort {
 }
 
 /// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now. If it
-/// is removed meanwhile, the next frame makes it known again.
+/// is removed meanwhile, the next frame makes it known again. A static one has no age: its stamp, which may
+/// be older than stamps can tell, counts as now.
 #[inline]
 pub(super) fn refresh(slot: Slot<'_>, value: Value, now_ms: u64) -> u32 {
+    if value.fixed() {
+        return now_ms as u32;
+    }
     if value.age(now_ms) < REFRESH_MS {
         return value.stamp;
     }
