@@ -165,6 +165,26 @@ impl GuestMemory {
         Some(GuestSlice { ptr, len, memory: PhantomData })
     }
 
+    /// Has the cache line of a guest address fetched, to be read soon. Only a hint: it waits for nothing
+    /// and cannot fail, so it may be any address, and whatever is or is not there.
+    #[inline(always)]
+    pub fn prefetch_read(&self, gpa: u64) {
+        sys::prefetch::read(self.perhaps(gpa));
+    }
+
+    /// The same, to be written.
+    #[inline(always)]
+    pub fn prefetch_write(&self, gpa: u64) {
+        sys::prefetch::write(self.perhaps(gpa));
+    }
+
+    /// Where a guest address is, if it is anywhere: nothing else to be done with it.
+    #[inline(always)]
+    fn perhaps(&self, gpa: u64) -> *const u8 {
+        // All windows lie as the guest's addresses do.
+        self.main_ptr.as_ptr().wrapping_add(gpa.wrapping_sub(self.main.start) as usize)
+    }
+
     /// The guest physical address of a slice of this memory: to name it for longer than it may be
     /// borrowed. `None` if it is of another memory.
     #[must_use]

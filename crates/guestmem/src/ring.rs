@@ -8,6 +8,7 @@ mod entries;
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -166,6 +167,22 @@ impl<const ALIGN: usize> RingArea<ALIGN> {
         self.desc(off).map_or([0; 2], |[first, second]| {
             let second = u64::from_le(second.load(Ordering::Acquire));
             [u64::from_le(first.load(Ordering::Relaxed)), second]
+        })
+    }
+
+    /// As [`RingArea::load_desc`], the descriptor at `off` and those behind it: `count`, as far as they are
+    /// inside.
+    #[inline(always)]
+    pub fn load_descs(&self, off: usize, count: usize) -> impl Iterator<Item = [u64; 2]> {
+        let inside = self.len.saturating_sub(off) / 16;
+        let descs: &[[AtomicU64; 2]] = match self.at::<0, 8>(off) {
+            // SAFETY: so many times 16 bytes are in bounds, aligned to 8 and mapped as long as
+            // `self.memory` lives.
+            Some(ptr) => unsafe { slice::from_raw_parts(ptr.cast(), count.min(inside)) },
+            None => &[],
+        };
+        descs.iter().map(|[first, second]| {
+            [first, second].map(|half| u64::from_le(half.load(Ordering::Relaxed)))
         })
     }
 

@@ -9,8 +9,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use sys::prefetch;
-
 use crate::copy::{self, word};
 use crate::memory::GuestMemory;
 use crate::region::BASE_PAGE;
@@ -193,19 +191,6 @@ impl<'m> GuestSlice<'m> {
     #[must_use]
     pub fn begins_line(&self) -> bool {
         (self.ptr.as_ptr() as usize).is_multiple_of(64)
-    }
-
-    /// Has the cache line of the first byte fetched, to be written soon. Only a hint: it waits for
-    /// nothing and cannot fail, whatever is or is not at that address.
-    #[inline(always)]
-    pub fn prefetch_write(&self) {
-        prefetch::write(self.ptr.as_ptr());
-    }
-
-    /// The same, to be read.
-    #[inline(always)]
-    pub fn prefetch_read(&self) {
-        prefetch::read(self.ptr.as_ptr());
     }
 
     /// Copies guest memory into guest memory, of the same or another guest: as many bytes as the

@@ -66,7 +66,7 @@ impl Ahead {
     /// How many frames before its turn a frame is announced.
     pub(crate) const FRAMES: usize = 8;
 
-    /// Notes the frame that comes `later` frames after the next, at most [`Ahead::FRAMES`].
+    /// Notes the frame that comes `later` frames after the next, less than twice [`Ahead::FRAMES`].
     #[inline(always)]
     pub(crate) fn announce(
         &mut self,

@@ -1,6 +1,8 @@
 //! One descriptor, read from guest memory once and decoded into locals.
 
-use guestmem::{GuestMemory, GuestSlice};
+use guestmem::GuestSlice;
+
+use crate::Soon;
 
 /// The buffer goes on in another descriptor.
 pub(crate) const NEXT: u16 = 1;
@@ -42,8 +44,8 @@ impl Descriptor {
 
     /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub(crate) fn peek<'m>(&self, mem: &'m GuestMemory) -> Option<GuestSlice<'m>> {
-        if self.has(INDIRECT) { None } else { mem.slice(self.addr, self.len) }
+    pub(crate) fn soon(&self) -> Soon {
+        Soon { addr: self.addr, len: self.len, indirect: self.has(INDIRECT) }
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use crate::chain::buffer;
 use crate::desc::{AVAIL, DESC_SIZE, Descriptor, INDIRECT, NEXT, USED, WRITE, table_entry};
 use crate::indirect::table;
 use crate::journal::{Journal, MAX_TOGETHER, Note, Step};
-use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Soon, Used};
 
 /// Offset of the flags in a descriptor.
 const FLAGS: usize = 14;
@@ -199,13 +199,22 @@ impl PackedQueue {
 
     /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
-        if ahead >= self.size {
-            return None;
+    pub fn peek(&self, ahead: u16, count: u16, mut each: impl FnMut(u16, Soon)) {
+        let end = ahead.saturating_add(count).min(self.size);
+        let (mut next, mut at) = (ahead, self.avail.advanced(ahead.min(self.size), self.size));
+        // Rows: to the end of the ring, and from its beginning.
+        while next < end {
+            let row = (end - next).min(self.size - at.index());
+            for (n, desc) in (next..).zip(self.ring.load_descs(at.offset(), row.into())) {
+                let desc = Descriptor::packed(desc);
+                if !at.is_available(desc.flags) {
+                    return;
+                }
+                each(n - ahead, desc.soon());
+            }
+            next += row;
+            at = at.advanced(row, self.size);
         }
-        let at = self.avail.advanced(ahead, self.size);
-        let desc = self.load(at);
-        if at.is_available(desc.flags) { desc.peek(mem) } else { None }
     }
 
     /// See [`crate::Queue::look_ahead`]: each descriptor says itself whether it is there.

@@ -13,7 +13,7 @@ use crate::chain::buffer;
 use crate::count::Count;
 use crate::desc::{DESC_SIZE, Descriptor, INDIRECT, NEXT, WRITE, table_entry};
 use crate::indirect::table;
-use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Used};
+use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Soon, Used};
 
 /// `avail.idx` and `used.idx`.
 const IDX: usize = 2;
@@ -100,12 +100,13 @@ impl SplitQueue {
 
     /// See [`crate::Queue::peek`].
     #[inline(always)]
-    pub fn peek<'m>(&self, mem: &'m GuestMemory, ahead: u16) -> Option<GuestSlice<'m>> {
-        if self.seen_avail.get().wrapping_sub(self.next_avail.get()) <= ahead {
-            return None;
+    pub fn peek(&self, ahead: u16, count: u16, mut each: impl FnMut(u16, Soon)) {
+        let first = self.next_avail.get();
+        let known = self.seen_avail.get().wrapping_sub(first);
+        for n in 0..count.min(known.saturating_sub(ahead)) {
+            let head = self.avail.load_u16(first.wrapping_add(ahead).wrapping_add(n));
+            each(n, self.load(head).soon());
         }
-        let head = self.avail.load_u16(self.next_avail.get().wrapping_add(ahead));
-        if head <= self.mask { self.load(head).peek(mem) } else { None }
     }
 
     /// See [`crate::Queue::look_ahead`].

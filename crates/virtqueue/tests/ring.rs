@@ -35,6 +35,13 @@ fn restart(world: &mut World, base: u32) {
     world.device = Queue::new(&world.mem, &cfg).unwrap();
 }
 
+/// The numbers of the buffers that are shown.
+fn peeked(world: &World, ahead: u16, count: u16) -> Vec<u16> {
+    let mut numbers = Vec::new();
+    world.device.peek(ahead, count, |n, _| numbers.push(n));
+    numbers
+}
+
 /// Buffers that are shown while others are being popped can be fetched early.
 #[test]
 fn what_was_shown_since_is_seen_ahead() {
@@ -43,13 +50,51 @@ fn what_was_shown_since_is_seen_ahead() {
         send(&mut world, 2);
         serve(&mut world, 1);
         send(&mut world, 3);
-        assert!(world.device.peek(&world.mem, 0).is_some());
+        assert_eq!(peeked(&world, 0, 1), [0]);
         world.device.look_ahead(4);
-        assert!(world.device.peek(&world.mem, 3).is_some());
-        assert!(world.device.peek(&world.mem, 4).is_none());
+        assert_eq!(peeked(&world, 0, 3), [0, 1, 2]);
+        assert_eq!(peeked(&world, 3, 4), [0]);
+        assert_eq!(peeked(&world, 4, 1), []);
         serve(&mut world, 4);
         world.device.look_ahead(4);
-        assert!(world.device.peek(&world.mem, 0).is_none() && !world.device.has_available());
+        assert_eq!(peeked(&world, 0, 8), []);
+        assert!(!world.device.has_available());
+    }
+}
+
+/// What is seen ahead are the buffers that are popped then, also over the end of the ring and with
+/// whatever number.
+#[test]
+fn what_is_seen_ahead_is_popped_later() {
+    for packed in [false, true] {
+        let mut world = World::plain(packed, 8);
+        for turn in 0..20 {
+            for n in 0..7 {
+                world.driver.add(&[buffer(n, 60)], &[], Shape::Direct).expect("room");
+            }
+            world.driver.expose();
+            world.device.look_ahead(8);
+            let (ahead, count) = (turn % 5, turn % 9);
+            let mut seen = Vec::new();
+            world.device.peek(ahead, count, |n, soon| {
+                assert!(!soon.indirect);
+                seen.push((
+                    n,
+                    world.mem.slice(soon.addr, soon.len).and_then(|s| world.mem.address(s)),
+                ));
+            });
+            let before = world.device.position();
+            let mut later = Vec::new();
+            while let Next::One { buffer, .. } = world.device.next(&world.mem).unwrap() {
+                later.push(world.mem.address(buffer));
+            }
+            world.device.rewind(before);
+            let expected = (0..count).zip(later.into_iter().skip(ahead.into()));
+            assert_eq!(seen, expected.collect::<Vec<_>>());
+            serve(&mut world, 7);
+            assert_eq!(collect_all(&mut world), 7);
+            assert_eq!(peeked(&world, u16::MAX, u16::MAX), []);
+        }
     }
 }
 

@@ -156,10 +156,11 @@ impl<'m> Run<'m> {
         assert_eq!(self.queue.has_available(), self.reference.has_available());
         // Hints, with whatever stands in the ring.
         for ahead in [0, 5] {
-            if let Some(buffer) = self.queue.peek(self.mem, ahead) {
-                buffer.prefetch_read();
-                buffer.skip(12).prefetch_write();
-            }
+            self.queue.peek(ahead, 4, |n, soon| {
+                assert!(n < 4);
+                self.mem.prefetch_read(soon.addr);
+                self.mem.prefetch_write(soon.addr);
+            });
         }
     }
 

@@ -366,3 +366,17 @@ fn memory_is_on_a_node() {
     assert_eq!(memory.node(0x10_0000 + 2 * PAGE), None);
     assert!(!memory.faulted());
 }
+
+#[test]
+fn a_hint_needs_no_memory() {
+    let (file, truncated) = marked(4 * PAGE);
+    let memory = GuestMemory::map(&[(region(2 * PAGE, 4 * PAGE, 0), file)]).unwrap();
+    let hint = |gpa| {
+        memory.prefetch_write(gpa);
+        memory.prefetch_read(gpa);
+    };
+    hint(2 * PAGE);
+    truncated.set_len(0).unwrap();
+    [0, 2 * PAGE, 6 * PAGE, 1 << 63, u64::MAX].into_iter().for_each(hint);
+    assert!(!memory.faulted(), "a hint touches nothing");
+}

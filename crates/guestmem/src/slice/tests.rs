@@ -76,16 +76,3 @@ fn what_was_there_already_may_stay() {
     assert_eq!(header.load_word::<10>(), Some(word & ((1 << 80) - 1)));
     assert_eq!(memory.slice(52, 9).unwrap().load_word::<10>(), None, "too short");
 }
-
-#[test]
-fn a_hint_needs_no_memory() {
-    let (memory, file) = memory(1);
-    let slice = memory.slice(0, 4096).unwrap();
-    slice.prefetch_write();
-    slice.prefetch_read();
-    ftruncate(file.as_fd(), 0).unwrap();
-    slice.prefetch_write();
-    slice.prefetch_read();
-    slice.skip(4096).prefetch_write();
-    assert!(!memory.faulted(), "a hint touches nothing");
-}

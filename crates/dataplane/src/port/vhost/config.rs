@@ -266,7 +266,7 @@ impl Device for NetDevice {
                 offloads,
                 call,
                 enabled,
-                filled: false,
+                filled: 0,
                 moderator: Moderator::new(moderation, config.size),
                 waiting: None,
                 room: Moderator::room(config.size),

@@ -28,6 +28,8 @@ const _: () = assert!(BUFFERS_MAX <= MAX_TOGETHER);
 
 /// How many buffers ahead of the one being filled the next is fetched from the guest's cache.
 const AHEAD: u16 = 16;
+/// So many of them together.
+const TOGETHER: u16 = 4;
 /// Cache lines of a buffer that are fetched for a short frame at most.
 const LINES: usize = 4;
 
@@ -55,7 +57,7 @@ pub(crate) struct LiveRx {
     pub(crate) call: Option<Arc<EventFd>>,
     pub(crate) enabled: bool,
     /// Frames have been put in since the end of the last burst.
-    pub(crate) filled: bool,
+    pub(crate) filled: u16,
     pub(crate) moderator: Moderator,
     /// The guest is owed an interrupt, or a look whether it still wants one.
     pub(crate) waiting: Option<Wait>,
@@ -78,9 +80,11 @@ impl Sink for LiveRx {
         }
         let Self { queue, mem, vnet_len, filled, .. } = self;
         let need = *vnet_len + frame.len;
-        // A single frame is not to wait for what others would need.
-        if *filled && let Some(buffer) = queue.peek(mem, AHEAD) {
-            prefetch_room(buffer.skip(*vnet_len), frame.len);
+        // A few frames are not to wait for what others would need.
+        if *filled % TOGETHER == TOGETHER - 1 {
+            queue.peek(AHEAD, TOGETHER, |_, soon| {
+                prefetch_room(mem, soon.addr.wrapping_add(*vnet_len as u64), frame.len);
+            });
         }
         let (buffer, id) = match queue.next(mem)? {
             Next::One { buffer, id, writable: true } if buffer.len() >= need => (buffer, id),
@@ -110,7 +114,7 @@ impl Sink for LiveRx {
             body => Scatter::new(&[room.skip(begun)]).write_body(body),
         }
         queue.complete(&[Used { id, descs: 1, len: need as u32 }]);
-        *filled = true;
+        *filled = filled.wrapping_add(1);
         Ok(())
     }
 }
@@ -118,8 +122,8 @@ impl Sink for LiveRx {
 /// Has the buffer of a frame to come fetched, that is taken to be as long as this one: of a short frame
 /// the first lines, of a long one the first, as the processor sees by itself how it goes on.
 #[inline(always)]
-fn prefetch_room(room: GuestSlice<'_>, len: usize) {
-    room.prefetch_write();
+fn prefetch_room(mem: &GuestMemory, room: u64, len: usize) {
+    mem.prefetch_write(room);
     if len <= LINE || len > SHORT {
         return;
     }
@@ -128,7 +132,7 @@ fn prefetch_room(room: GuestSlice<'_>, len: usize) {
         if len <= line * LINE {
             break;
         }
-        room.skip(line * LINE).prefetch_write();
+        mem.prefetch_write(room.wrapping_add((line * LINE) as u64));
     }
 }
 
@@ -190,7 +194,7 @@ impl LiveRx {
         self.queue.publish();
         // For the next burst.
         self.queue.look_ahead(BURST as u16 + AHEAD);
-        self.filled = false;
+        self.filled = 0;
         let frames = counters.frames.get();
         if let Some(wait) = self.waiting {
             if frames >= wait.frames || self.is_full() {

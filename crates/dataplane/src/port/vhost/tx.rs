@@ -8,7 +8,7 @@ use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Offloads, RawVirtioNetHdr, VirtioNetHdr};
 use switch::{Cache, DropReason, PortId};
 use sys::EventFd;
-use virtqueue::{Chain, GuestFault, Next, Queue, Used};
+use virtqueue::{Chain, GuestFault, Next, Queue, Soon, Used};
 
 use crate::frame::{Body, fill};
 use crate::port::vhost::LINE;
@@ -16,7 +16,8 @@ use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Lookup, Sender};
 use crate::worker::placement::TxId;
 
-/// How many frames ahead of the one being taken the next is fetched from the guest's cache.
+/// How many frames ahead of the one being taken the next are fetched from the guest's cache, so many
+/// together.
 const AHEAD: u16 = Cache::AHEAD as u16;
 
 /// A running TX queue. Its worker owns it.
@@ -83,26 +84,19 @@ impl LiveTx {
         let sender = Sender::new(port, counters, *offloads, lookup, egress);
         let scattered = lookup.cache.wants_announcements();
         queue.look_ahead(BURST as u16 + 2 * AHEAD);
-        let mut soon = [None; Cache::AHEAD];
+        let fetch = |_, soon| fetch(mem, soon, *vnet_len, *offloads);
         if scattered {
-            look_at_first(queue, mem, *vnet_len, &mut soon, lookup, port.id);
+            queue.peek(AHEAD, AHEAD, fetch);
+            announce(queue, mem, *vnet_len, 0, lookup, port.id);
         }
-        let (mut frames, mut bytes) = (0, 0);
+        let (mut frames, mut bytes) = (0_usize, 0);
         let result = loop {
-            let ahead = if scattered {
-                let place = soon.get_mut(frames % Cache::AHEAD);
-                look_ahead(queue, mem, *vnet_len, place, lookup, port.id)
-            } else {
-                queue.peek(mem, AHEAD)
-            };
-            if let Some(buffer) = ahead {
-                if *offloads != Offloads::NONE {
-                    buffer.prefetch_read();
-                }
-                let frame = buffer.skip(*vnet_len);
-                frame.prefetch_read();
-                if frame.len() > LINE {
-                    frame.skip(LINE).prefetch_read();
+            if frames.is_multiple_of(AHEAD.into()) {
+                if scattered {
+                    queue.peek(2 * AHEAD, AHEAD, fetch);
+                    announce(queue, mem, *vnet_len, AHEAD, lookup, port.id);
+                } else {
+                    queue.peek(AHEAD, AHEAD, fetch);
                 }
             }
             let (used, len) = match queue.next(mem) {
@@ -202,46 +196,36 @@ impl LiveTx {
     }
 }
 
-/// The first frames of a burst among many addresses: nobody has announced them, unless the burst
-/// before was from the same queue.
-#[inline(never)]
-fn look_at_first<'m>(
-    queue: &Queue,
-    mem: &'m GuestMemory,
-    vnet_len: usize,
-    soon: &mut [Option<GuestSlice<'m>>],
-    lookup: &mut Lookup<'_>,
-    in_port: PortId,
-) {
-    for (place, ahead) in soon.iter_mut().zip(AHEAD..) {
-        *place = queue.peek(mem, ahead);
-        if let Some(buffer) = place {
-            buffer.skip(vnet_len).prefetch_read();
-        }
+/// Has what is read of a frame first fetched from the guest's cache.
+#[inline(always)]
+fn fetch(mem: &GuestMemory, soon: Soon, vnet_len: usize, offloads: Offloads) {
+    if offloads != Offloads::NONE {
+        mem.prefetch_read(soon.addr);
     }
-    for ahead in 0..AHEAD {
-        let Some(buffer) = queue.peek(mem, ahead) else { return };
-        lookup.announce(in_port, buffer.skip(vnet_len), ahead.into());
+    let frame = soon.addr.wrapping_add(vnet_len as u64);
+    mem.prefetch_read(frame);
+    if soon.len as usize > vnet_len + LINE {
+        mem.prefetch_read(frame.wrapping_add(LINE as u64));
     }
 }
 
-/// For frames among many addresses: the one to be fetched is further ahead, and noted in `place`,
-/// from which it is announced when it is time.
-#[inline(always)]
-fn look_ahead<'m>(
+/// Announces the [`AHEAD`] frames that come after so many.
+#[inline(never)]
+fn announce(
     queue: &Queue,
-    mem: &'m GuestMemory,
+    mem: &GuestMemory,
     vnet_len: usize,
-    place: Option<&mut Option<GuestSlice<'m>>>,
+    after: u16,
     lookup: &mut Lookup<'_>,
     in_port: PortId,
-) -> Option<GuestSlice<'m>> {
-    let later = queue.peek(mem, 2 * AHEAD);
-    let noted = place.and_then(|place| std::mem::replace(place, later));
-    if let Some(buffer) = noted {
-        lookup.announce(in_port, buffer.skip(vnet_len), Cache::AHEAD);
-    }
-    later
+) {
+    queue.peek(after, AHEAD, |n, soon| {
+        if !soon.indirect
+            && let Some(buffer) = mem.slice(soon.addr, soon.len)
+        {
+            lookup.announce(in_port, buffer.skip(vnet_len), usize::from(after + n));
+        }
+    });
 }
 
 /// The virtio-net header at the front of a buffer, in registers.
