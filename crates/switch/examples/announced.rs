@@ -32,14 +32,18 @@ fn burst(
 ) -> usize {
     let (snapshot, mut wrong) = (switch.snapshot(), 0);
     let ahead = cache.wants_announcements();
+    let some = |from: usize, n| fronts.iter().copied().skip(from).take(n).map(Some);
     if ahead {
-        for (later, front) in fronts.iter().take(Cache::AHEAD).enumerate() {
-            cache.announce(&snapshot, from, front, later);
-        }
+        cache.announce(&snapshot, from, 0, some(0, Cache::AHEAD));
     }
     for (at, front) in fronts.iter().enumerate() {
-        if let Some(next) = fronts.get(at + Cache::AHEAD).filter(|_| ahead) {
-            cache.announce(&snapshot, from, next, Cache::AHEAD);
+        if ahead {
+            if at.is_multiple_of(Cache::TOGETHER) {
+                cache.expect(&snapshot, from, 2);
+                let next = some(at + Cache::AHEAD, Cache::TOGETHER);
+                cache.announce(&snapshot, from, Cache::AHEAD, next);
+            }
+            cache.turn();
         }
         let goes = match cache.as_before(from, front) {
             Some(port) => Some(port),

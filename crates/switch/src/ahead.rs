@@ -1,36 +1,79 @@
 //! Verdicts on frames that were announced.
 //!
 //! Among more addresses than the processor's caches hold, each look-up waits for main memory. A
-//! caller that sees the next frames early announces them: where their addresses are in the table is
-//! worked out then, once, and fetched while the frames before them are dealt with.
+//! caller that sees the next frames early announces them, some together: where their addresses are in
+//! the table is worked out then, once, and fetched while the frames before them are dealt with. When it
+//! is their turn, the verdicts on all of them are worked out together, too: such a loop keeps in
+//! registers what it needs.
 //!
-//! An announcement is a hint: an address counts if it is found where it was looked for. What frames
-//! of one port in one VLAN have alike is worked out once for all of them, under one configuration:
-//! the *lane*.
+//! An announcement is a hint: an address counts if it is found where it was looked for, and a verdict
+//! for a frame that begins as the announced one did. What frames of one port in one VLAN have alike is
+//! worked out once for all of them, under one configuration: the *lane*.
 
 use packet::eth::Eth;
 
 use crate::cache::{Front, Key, NOBODY, Packed};
 use crate::config::Snapshot;
 use crate::fdb::{self, Held, LivePort};
-use crate::table::Place;
+use crate::table::{Place, Table};
 use crate::vlan::Class;
 use crate::{PortId, Verdict};
 
-/// The announcements, in a ring, and the lane of the frames that came last.
-#[derive(Debug, Default)]
+/// The frames that were announced, in a ring, and the lane of those that came last.
+#[derive(Debug)]
 pub(crate) struct Ahead {
     notes: [Note; 2 * Ahead::FRAMES],
-    /// Frames that came.
+    /// The place of the next frame.
     turn: usize,
     lane: Lane,
 }
 
-/// Where the addresses of a frame that was announced are, most probably.
-#[derive(Clone, Copy, Debug, Default)]
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { notes: [Note::NOTHING; _], turn: 0, lane: Lane::default() }
+    }
+}
+
+/// A frame that was announced.
+#[derive(Clone, Copy, Debug)]
 struct Note {
+    /// It, and when its turn comes the verdict on it.
+    frame: Known,
+    /// Where it comes in; [`NOBODY`]: nothing was announced.
+    in_port: u32,
+    /// Where its addresses are, most probably.
     source: Place,
     destination: Place,
+}
+
+impl Note {
+    const NOTHING: Self = Self {
+        frame: Known::NOTHING,
+        in_port: NOBODY,
+        source: Place::FIRST,
+        destination: Place::FIRST,
+    };
+}
+
+/// A frame on which the verdict is known.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// Its first 16 bytes: of one that has no tag, they say that.
+    pub(crate) front: [u64; 2],
+    /// Where it came in, and perhaps [`Known::ASIDE`]; [`NOBODY`]: it is not known.
+    pub(crate) in_port: u32,
+    pub(crate) way: Packed,
+    /// The two bytes behind.
+    pub(crate) inner: u16,
+    /// Another frame like it is so many more that were answered from memory.
+    pub(crate) hits: u16,
+}
+
+impl Known {
+    pub(crate) const NOTHING: Self =
+        Self { front: [0; 2], in_port: NOBODY, way: Packed::DEFAULT, inner: 0, hits: 0 };
+    /// It has a tag, or more is to be done than to forward it as it is. Of others the first 16 bytes say all.
+    pub(crate) const ASIDE: u32 = 1 << 16;
 }
 
 /// See the module.
@@ -54,6 +97,22 @@ struct Lane {
     ways: [(LivePort, Packed); Lane::WAYS],
 }
 
+/// Of a lane, what is looked at for each frame.
+#[derive(Clone, Copy)]
+struct Common<'h> {
+    table: Option<&'h Table>,
+    rest: u64,
+    plain: u64,
+}
+
+impl Common<'_> {
+    /// Whether it is that of such a frame: seen at a glance, if that has no tag.
+    #[inline(always)]
+    fn is_of(self, front: Front) -> bool {
+        self.table.is_some() && self.plain == front.plain()
+    }
+}
+
 impl Default for Lane {
     fn default() -> Self {
         let ways = [(LivePort::NOBODY, Packed::default()); Self::WAYS];
@@ -65,59 +124,111 @@ impl Default for Lane {
 impl Ahead {
     /// How many frames before its turn a frame is announced.
     pub(crate) const FRAMES: usize = 8;
+    /// How many verdicts are worked out together.
+    pub(crate) const TOGETHER: usize = 4;
 
-    /// Notes the frame that comes `later` frames after the next, less than twice [`Ahead::FRAMES`].
+    /// Notes frames by their beginnings, as far as these are to be seen: those that come after so many,
+    /// which with them are not more than twice [`Ahead::FRAMES`].
     #[inline(always)]
     pub(crate) fn announce(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        (front, later): (&[u8; 18], usize),
+        (after, fronts): (usize, impl Iterator<Item = Option<[u8; 18]>>),
         held: &mut Held,
     ) {
         let Self { notes, turn, lane } = self;
-        let front = Front::of(front);
-        if !(held.is_some() && lane.is(snapshot, in_port, front)) {
-            lane.enter(snapshot, in_port, front, held);
-        }
-        // It may be that of another network: a hint, too.
-        let (rest, Some(table)) = (lane.rest, held.get()) else { return };
-        let source = table.place(front.src_bits() | rest);
-        let destination = table.place(front.dst_bits() | rest);
-        table.prefetch(source);
-        table.prefetch(destination);
-        let place = turn.wrapping_add(later) % notes.len();
-        if let Some(note) = notes.get_mut(place) {
-            *note = Note { source, destination };
+        let mut common = lane.common(snapshot, in_port, held);
+        for (n, front) in (turn.wrapping_add(after)..).zip(fronts) {
+            let Some(front) = front.map(|front| Front::of(&front)) else { continue };
+            if !common.is_of(front) {
+                lane.enter(snapshot, in_port, front, held);
+                common = lane.common(snapshot, in_port, held);
+            }
+            // It may be that of another network: a hint, too.
+            let Common { table: Some(table), rest, .. } = common else { return };
+            if let Some(note) = notes.get_mut(n % (2 * Self::FRAMES)) {
+                note.in_port = in_port.0.into();
+                note.frame.front = front.words();
+                note.frame.inner = front.inner();
+                note.source = table.fetch(front.src_bits() | rest);
+                note.destination = table.fetch(front.dst_bits() | rest);
+            }
         }
     }
 
-    /// The verdict on the next frame, from `in_port` and with this beginning: `None` if it was not
-    /// announced, or there is something to learn, or an address is not where it was looked for.
+    /// Works out the verdicts on the next [`Ahead::TOGETHER`] frames, as they were announced. There is none if
+    /// there is something to learn, or an address is not where it was looked for. Returns how many there are.
     #[inline(always)]
-    pub(crate) fn verdict(
+    pub(crate) fn expect(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        head: &[u8],
         now_ms: u64,
         held: &mut Held,
-    ) -> Option<Packed> {
+    ) -> u32 {
         let Self { notes, turn, lane } = self;
-        let note = *notes.get(*turn % notes.len())?;
-        *turn = turn.wrapping_add(1);
-        let front = Front::of(head.first_chunk()?);
-        if !lane.is(snapshot, in_port, front) && !lane.enter(snapshot, in_port, front, held) {
-            return None;
+        let mut common = lane.common(snapshot, in_port, held);
+        let mut known = 0;
+        for n in 0..Self::TOGETHER {
+            let Some(note) = notes.get_mut(turn.wrapping_add(n) % (2 * Self::FRAMES)) else {
+                break;
+            };
+            // Another port's, or nobody's: addresses that are not sent are not to be stamped.
+            if note.in_port != u32::from(in_port.0) {
+                continue;
+            }
+            let front = Front::new(note.frame.front, note.frame.inner);
+            if !common.is_of(front) {
+                let entered = lane.enter(snapshot, in_port, front, held);
+                common = lane.common(snapshot, in_port, held);
+                if !entered {
+                    continue;
+                }
+            }
+            let Common { table: Some(table), rest, plain } = common else { continue };
+            // Whatever was announced: an address counts if it is there.
+            if let Some(from) = table.at(note.source, front.src_bits() | rest)
+                && let Some(to) = table.at(note.destination, front.dst_bits() | rest)
+                && fdb::is_seen(from, in_port, now_ms)
+                && let Some(way) = lane.way(snapshot, in_port, fdb::port_of(to))
+            {
+                known += 1;
+                let aside = if way.is_keep() && front.plain() == plain { 0 } else { Known::ASIDE };
+                note.frame.in_port = u32::from(in_port.0) | aside;
+                note.frame.way = way;
+            }
         }
-        // Whatever was announced: an address counts if it is there.
-        let table = held.numbered(lane.table)?;
-        let from = table.at(note.source, front.src_bits() | lane.rest)?;
-        let to = table.at(note.destination, front.dst_bits() | lane.rest)?;
-        if !fdb::is_seen(from, in_port, now_ms) {
-            return None;
-        }
-        lane.way(snapshot, in_port, fdb::port_of(to))
+        known
+    }
+
+    /// The next frame, if the verdict on it is known.
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Known {
+        let Some(note) = self.notes.get_mut(self.turn % (2 * Self::FRAMES)) else {
+            return Known::NOTHING;
+        };
+        self.turn = self.turn.wrapping_add(1);
+        let frame = note.frame;
+        note.frame.in_port = NOBODY;
+        note.in_port = NOBODY;
+        frame
+    }
+
+    /// How often that was asked.
+    pub(crate) fn turns(&self) -> usize {
+        self.turn
+    }
+
+    /// Whether there have been as many turns, and the last of the next [`Ahead::FRAMES`] frames was announced.
+    pub(crate) fn has_announced(&self, turns: usize) -> bool {
+        let last = self.notes.get((turns.wrapping_add(Self::FRAMES - 1)) % (2 * Self::FRAMES));
+        turns == self.turn && last.is_some_and(|note| note.in_port != NOBODY)
+    }
+
+    /// What was expected of the next frames may be wrong.
+    pub(crate) fn forget(&mut self) {
+        self.notes.iter_mut().for_each(|note| note.frame.in_port = NOBODY);
     }
 }
 
@@ -127,15 +238,7 @@ impl Lane {
     /// No [`Front::plain`].
     const NOTHING: u64 = 1;
 
-    /// Whether it is that of such frames: seen at a glance, if they have no tag.
-    #[inline(always)]
-    fn is(&self, snapshot: &Snapshot, in_port: PortId, front: Front) -> bool {
-        self.plain == front.plain()
-            && self.in_port == in_port.0.into()
-            && self.version == snapshot.version()
-    }
-
-    /// The same of frames with this key.
+    /// Whether it is that of frames with this key.
     fn has(&self, snapshot: &Snapshot, key: Key) -> bool {
         self.number == key.lane() && self.version == snapshot.version()
     }
@@ -175,6 +278,14 @@ impl Lane {
         let (version, number) = (snapshot.version(), key.lane());
         let in_port = in_port.0.into();
         *self = Self { version, in_port, number, table, class, rest, ..Self::default() };
+    }
+
+    /// What its frames without a tag, and the frame for which it was entered, have in common.
+    #[inline(always)]
+    fn common<'h>(&self, snapshot: &Snapshot, in_port: PortId, held: &'h Held) -> Common<'h> {
+        let is = self.in_port == in_port.0.into() && self.version == snapshot.version();
+        let table = if is { held.numbered(self.table) } else { None };
+        Common { table, rest: self.rest, plain: self.plain }
     }
 
     /// The verdict on frames of this lane to a port.

@@ -7,7 +7,8 @@
 //! after which the full look-up also refreshes the source's last-seen stamp.
 //!
 //! While that does not pay (module `worth`), frames are worked out from the MAC table at once. Callers
-//! that know the next frames announce them then ([`Cache::announce`]).
+//! that know the next frames announce them then ([`Cache::announce`]), and have the verdicts on all of them
+//! worked out together ([`Cache::expect`]).
 //!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
@@ -16,7 +17,7 @@ use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
-use crate::ahead::Ahead;
+use crate::ahead::{Ahead, Known};
 use crate::config::Snapshot;
 use crate::fdb::{self, Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
@@ -35,18 +36,11 @@ pub struct Cache {
     held: Held,
     ahead: Ahead,
     memo: Memo,
-    last: Last,
-}
-
-/// The frame looked up last, if it was of this pass, has no tag, and goes where it goes as it is: the next one often
-/// is of the same flow.
-#[derive(Clone, Copy, Debug)]
-struct Last {
-    /// Its first 16 bytes: they say that it has no tag.
-    front: [u64; 2],
-    /// Where it came in; [`NOBODY`]: there is none.
-    in_port: u32,
-    to: PortId,
+    /// Of this pass: that looked up last, as the next one often is of the same flow, or the next one as it was
+    /// announced.
+    last: Known,
+    /// Verdicts on the next frames have been worked out in this pass, the last under this generation.
+    expected_under: Option<u64>,
 }
 
 /// No port has this number.
@@ -81,6 +75,8 @@ impl Cache {
     pub const ENTRIES_DEFAULT: usize = 8192;
     /// How many frames before its turn a frame is announced.
     pub const AHEAD: usize = Ahead::FRAMES;
+    /// How many verdicts are worked out together.
+    pub const TOGETHER: usize = Ahead::TOGETHER;
 
     /// A cache for `entries` verdicts, rounded up to a power of two.
     pub fn new(entries: usize) -> Self {
@@ -92,7 +88,8 @@ impl Cache {
             held: Held::default(),
             ahead: Ahead::default(),
             memo: Memo::default(),
-            last: Last { front: [0; 2], in_port: NOBODY, to: PortId(0) },
+            last: Known::NOTHING,
+            expected_under: None,
         }
     }
 
@@ -119,13 +116,16 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Result<PortId, Verdict> {
-        self.last.in_port = NOBODY;
-        if self.worth.passes_by() {
-            let Self { ahead, held, .. } = self;
-            return match ahead.verdict(snapshot, in_port, head, now_ms, held) {
-                Some(verdict) => verdict.unpack(),
-                None => Err(snapshot.decide(in_port, head, now_ms, held).verdict),
-            };
+        let known = std::mem::replace(&mut self.last.in_port, NOBODY);
+        if self.worth.is_bypassed() {
+            if known == u32::from(in_port.0) | Known::ASIDE
+                && let Some(front) = head.first_chunk().map(Front::of)
+                && front == Front::new(self.last.front, self.last.inner)
+            {
+                return self.last.way.unpack();
+            }
+            self.worth.passed_by(1);
+            return Err(decide_afresh(self, snapshot, in_port, head, now_ms));
         }
         let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
             self.worth.missed();
@@ -141,12 +141,14 @@ impl Cache {
                 && entry.generation == generation
                 && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
             {
-                self.worth.hit();
-                let verdict = entry.verdict.unpack();
-                if let Ok(to) = verdict
-                    && let (None, Some(front)) = (key.tag(), front(head))
+                self.worth.hit(1);
+                let way = entry.verdict;
+                let verdict = way.unpack();
+                if verdict.is_ok()
+                    && let (None, Some(front)) = (key.tag(), words(head))
                 {
-                    self.last = Last { front, in_port: in_port.0.into(), to };
+                    let in_port = in_port.0.into();
+                    self.last = Known { front, in_port, way, inner: 0, hits: 1 };
                 }
                 return verdict;
             }
@@ -154,16 +156,16 @@ impl Cache {
         Err(decide(self, place, key, generation, snapshot, in_port, head, now_ms))
     }
 
-    /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was only to be
-    /// forwarded. `None`: it is to be looked up.
+    /// Where the frame goes if it has the beginning of the one looked up before it in this pass, or of the one that is
+    /// [expected](Cache::expect), and that is only to be forwarded. `None`: it is to be looked up.
     #[inline(always)]
     pub fn as_before(&mut self, in_port: PortId, head: &[u8]) -> Option<PortId> {
-        let Last { front: before, in_port: from, to } = self.last;
-        if front(head)? != before || u32::from(in_port.0) != from {
+        let Known { front, in_port: from, way, hits, .. } = self.last;
+        if words(head)? != front || u32::from(in_port.0) != from {
             return None;
         }
-        self.worth.hit();
-        Some(to)
+        self.worth.hit(hits.into());
+        Some(PortId(way.0))
     }
 
     /// Whether there are so many addresses that frames should be announced.
@@ -178,18 +180,46 @@ impl Cache {
         self.worth.is_bypassed()
     }
 
-    /// Announces the frame that will be looked up `later` frames after the next (at most
-    /// [`Cache::AHEAD`]): `front` is its beginning. Only a hint: the frame that then comes may be
-    /// another one.
-    #[inline]
+    /// Announces frames from a port that come after so many others: `fronts` are their beginnings, as far as
+    /// they are to be seen, at most up to twice [`Cache::AHEAD`] frames from now. Only a hint: the frames that
+    /// then come may be others.
+    #[inline(always)]
     pub fn announce(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        front: &[u8; 18],
-        later: usize,
+        after: usize,
+        fronts: impl Iterator<Item = Option<[u8; 18]>>,
     ) {
-        self.ahead.announce(snapshot, in_port, (front, later), &mut self.held);
+        self.ahead.announce(snapshot, in_port, (after, fronts), &mut self.held);
+    }
+
+    /// It is the turn of the next [`Cache::TOGETHER`] frames: works out the verdicts on those that were announced, as
+    /// far as memory is not to be asked. Learns nothing; sources that are known were heard of.
+    #[inline(never)]
+    pub fn expect(&mut self, snapshot: &Snapshot, in_port: PortId, now_ms: u64) {
+        let Self { ahead, held, worth, .. } = self;
+        let Some(port) = snapshot.port(in_port).filter(|_| worth.is_bypassed()) else { return };
+        self.expected_under = Some(port.fdb.generation());
+        worth.passed_by(ahead.expect(snapshot, in_port, now_ms, held));
+    }
+
+    /// How often it was the turn of an announced frame.
+    #[inline]
+    pub fn turns(&self) -> usize {
+        self.ahead.turns()
+    }
+
+    /// Whether the next [`Cache::AHEAD`] frames were announced when there had been so many turns.
+    #[inline]
+    pub fn has_announced(&self, turns: usize) -> bool {
+        self.ahead.has_announced(turns)
+    }
+
+    /// The next frame is probably the next that was announced.
+    #[inline(always)]
+    pub fn turn(&mut self) {
+        self.last = self.ahead.next();
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
@@ -252,6 +282,9 @@ impl Cache {
     #[inline]
     pub fn release(&mut self) {
         self.last.in_port = NOBODY;
+        if self.expected_under.take().is_some() {
+            self.ahead.forget();
+        }
         self.memo.release();
         if self.held.is_some() {
             self.held.release();
@@ -308,16 +341,34 @@ fn remember(entries: &mut [Entry; 2], new: Entry) {
     *first = new;
 }
 
+/// Works a verdict out that is not to be remembered.
+#[inline(never)]
+fn decide_afresh(
+    cache: &mut Cache,
+    snapshot: &Snapshot,
+    in_port: PortId,
+    head: &[u8],
+    now_ms: u64,
+) -> Verdict {
+    let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
+    // If it moved an address, what was expected of the frames after it may be wrong.
+    let generation = snapshot.port(in_port).map(|port| port.fdb.generation());
+    if generation != cache.expected_under {
+        cache.ahead.forget();
+    }
+    decision.verdict
+}
+
 /// The first 16 bytes, in words that begin where words do.
 #[inline(always)]
-fn front(head: &[u8]) -> Option<[u64; 2]> {
+fn words(head: &[u8]) -> Option<[u64; 2]> {
     let (words, _) = head.first_chunk::<16>()?.as_chunks::<8>();
     let &[first, second] = words else { return None };
     Some([u64::from_le_bytes(first), u64::from_le_bytes(second)])
 }
 
 /// A frame's first 18 bytes, in words that begin where words do: what its key follows from.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Front(u64, u64, u16);
 
 impl Front {
@@ -332,6 +383,12 @@ impl Front {
             // It has that many.
             _ => Self::default(),
         }
+    }
+
+    /// From its parts: see [`Front::words`] and [`Front::inner`].
+    #[inline(always)]
+    pub(crate) fn new([first, second]: [u64; 2], inner: u16) -> Self {
+        Self(first, second, inner)
     }
 
     /// `None` for the frames that are always worked out: short ones, and those with a priority
@@ -359,6 +416,18 @@ impl Front {
     #[inline(always)]
     pub(crate) fn plain(self) -> u64 {
         self.1 & 0xffff << 32
+    }
+
+    /// Its first 16 bytes.
+    #[inline(always)]
+    pub(crate) fn words(self) -> [u64; 2] {
+        [self.0, self.1]
+    }
+
+    /// Its last two bytes.
+    #[inline(always)]
+    pub(crate) fn inner(self) -> u16 {
+        self.2
     }
 
     /// The destination, as it is in keys of the MAC table: below it 16 bits, 0.
@@ -428,6 +497,7 @@ impl Key {
 }
 
 impl Packed {
+    pub(crate) const DEFAULT: Self = Self(0, 0);
     const KEEP: u16 = 0;
     const PUSH: u16 = 1;
     const POP: u16 = 2;
@@ -460,10 +530,16 @@ impl Packed {
         }
     }
 
+    /// To be forwarded as it is.
+    #[inline(always)]
+    pub(crate) fn is_keep(self) -> bool {
+        self.1 == Self::KEEP << 12
+    }
+
     /// As [`Cache::destination`].
     #[inline(always)]
     fn unpack(self) -> Result<PortId, Verdict> {
-        if self.1 == Self::KEEP << 12 { Ok(PortId(self.0)) } else { Err(self.unpack_other()) }
+        if self.is_keep() { Ok(PortId(self.0)) } else { Err(self.unpack_other()) }
     }
 
     #[inline(never)]

@@ -111,12 +111,6 @@ impl Held {
         self.table.is_some()
     }
 
-    /// What it holds, of whatever network.
-    #[inline]
-    pub(crate) fn get(&self) -> Option<&Table> {
-        self.table.as_ref().map(|(_, table)| &**table)
-    }
-
     /// The number of what it holds; 0: nothing.
     pub(crate) fn number(&self) -> u64 {
         self.table.as_ref().map_or(0, |(number, _)| *number)

@@ -49,7 +49,9 @@
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
 //!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
 //!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
-//!    counts from the next one on.
+//!    counts from the next one on. Of frames that were announced, the verdicts on a few are worked out
+//!    together ([`Cache::expect`]): if one of them moves an address, those after it are looked up one by
+//!    one, and what others change meanwhile counts from the next few on.
 //!
 //! # Routers
 //!

@@ -172,7 +172,7 @@ impl Memo {
     ) -> Option<&Routed> {
         let generation = domain.generation();
         let number = if self.last.is(in_port, packet, generation) {
-            self.worth.hit();
+            self.worth.hit(1);
             self.last.number as usize
         } else {
             self.find_again(domain.tells(), generation, in_port, packet, now_ms)?
@@ -246,7 +246,7 @@ impl Memo {
             None
         };
         if found.is_some() {
-            self.worth.hit();
+            self.worth.hit(1);
         }
         found
     }

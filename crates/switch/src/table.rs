@@ -92,8 +92,12 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 /// The bucket in which a key is to be looked for first.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Place(u32);
+
+impl Place {
+    pub(crate) const FIRST: Self = Self(0);
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -128,17 +132,13 @@ impl Table {
             .filter_map(move |step| self.buckets.get(home.wrapping_add(step) & mask))
     }
 
-    /// Where a key is, most probably.
-    #[inline]
-    pub(crate) fn place(&self, key: u64) -> Place {
+    /// Where a key is, most probably: has that fetched.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, key: u64) -> Place {
+        let place = self.seed.hash(key, 0) & (self.buckets.len() - 1);
+        sys::prefetch::read(self.buckets.as_ptr().wrapping_add(place));
         // The table has no more than 2^32 buckets.
-        Place((self.seed.hash(key, 0) & (self.buckets.len() - 1)) as u32)
-    }
-
-    /// Has a place fetched.
-    #[inline]
-    pub(crate) fn prefetch(&self, place: Place) {
-        sys::prefetch::read(self.buckets.as_ptr().wrapping_add(place.0 as usize));
+        Place(place as u32)
     }
 
     /// The slot of a key if it is in this place, which may be that of another key or table.

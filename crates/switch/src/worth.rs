@@ -53,9 +53,16 @@ impl Worth {
         self.hits - self.window.0
     }
 
+    /// So many times it was not asked.
+    #[inline]
+    pub(crate) fn passed_by(&mut self, times: u32) {
+        self.bypassed = self.bypassed.saturating_sub(times);
+        self.misses += u64::from(times);
+    }
+
     #[inline(always)]
-    pub(crate) fn hit(&mut self) {
-        self.hits += 1;
+    pub(crate) fn hit(&mut self, times: u64) {
+        self.hits += times;
     }
 
     /// Counts a miss of something that was known before a change: it will be found from now on.

@@ -7,12 +7,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Entry, Frame, Model, Network, Port, Tag, outcome};
-use packet::Mac;
+use common::{Entry, Frame, Model, Network, Outcome, Port, Tag, outcome};
+use packet::{Mac, VlanEdit};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use switch::{
-    Cache, LinkState, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, VlanMode,
+    Cache, LinkState, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, Verdict,
+    VlanMode,
 };
 
 #[derive(Clone, Debug)]
@@ -67,10 +68,36 @@ fn mode() -> impl Strategy<Value = VlanMode> {
     ]
 }
 
-/// Which frame is announced, and which one it is said to be: most often the same.
-fn announced() -> impl Strategy<Value = (usize, usize)> {
-    let later = || 0..=Cache::AHEAD;
-    prop_oneof![8 => later().prop_map(|later| (later, later)), 1 => (later(), later())]
+/// How many frames come together, whether they are announced before what comes before them, and how much
+/// their announcements are mixed up: most often not at all.
+fn group() -> impl Strategy<Value = (usize, bool, usize)> {
+    (1..=Cache::AHEAD, any::<bool>(), prop_oneof![8 => Just(0), 1 => 1..Cache::AHEAD])
+}
+
+/// Whose the frames are, if they are frames.
+fn worker(group: &[Op]) -> Option<usize> {
+    match group.first() {
+        Some(Op::Frame { worker, .. }) => Some(*worker),
+        _ => None,
+    }
+}
+
+/// Parts operations into groups of frames, as many together as that says at most, and single others.
+fn together<'o>(
+    mut ops: &'o [Op],
+    groups: &[(usize, bool, usize)],
+) -> Vec<(&'o [Op], bool, usize)> {
+    let mut all = Vec::new();
+    for &(most, early, mixed) in groups.iter().cycle() {
+        let frames = ops.iter().take_while(|op| matches!(op, Op::Frame { .. })).take(most).count();
+        let (group, rest) = ops.split_at(frames.max(1).min(ops.len()));
+        if group.is_empty() {
+            break;
+        }
+        all.push((group, early, mixed));
+        ops = rest;
+    }
+    all
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -203,20 +230,52 @@ impl Bench {
         }
     }
 
-    /// Before the first of these frames is looked up by a worker: the one that comes `later` frames after
-    /// it, as the one that comes `told` frames after it.
-    fn announce(&self, ops: &[Op], (later, told): (usize, usize), caches: &mut [Cache; 2]) {
-        let Some(Op::Frame { worker, .. }) = ops.first() else { return };
-        let mut frames = ops.iter().filter_map(|op| match op {
-            Op::Frame { worker: who, port, frame } if who == worker => Some((port, frame)),
-            _ => None,
-        });
-        if let Some((port, frame)) = frames.nth(later)
-            && let Some(front) = frame.head().bytes().first_chunk()
-        {
-            let in_port = self.ports[port % self.ports.len()];
-            caches[*worker].announce(&self.cached.snapshot(), in_port, front, told);
+    /// Announces these frames, all from the port and to the worker of the first, as those that come after some
+    /// others.
+    fn announce(&self, group: &[Op], after: usize, mixed: usize, caches: &mut [Cache; 2]) {
+        let Some(Op::Frame { worker, port, .. }) = group.first() else { return };
+        let mut fronts: Vec<Option<[u8; 18]>> = group
+            .iter()
+            .filter_map(|op| match op {
+                Op::Frame { frame, .. } => Some(frame.head().bytes().first_chunk().copied()),
+                _ => None,
+            })
+            .collect();
+        let n = fronts.len();
+        fronts.rotate_left(mixed % n);
+        let in_port = self.ports[port % self.ports.len()];
+        caches[*worker].announce(&self.cached.snapshot(), in_port, after, fronts.into_iter());
+    }
+
+    /// As a worker deals with a burst of frames from one port.
+    fn burst(&mut self, group: &[Op], caches: &mut [Cache; 2]) {
+        let Some(&Op::Frame { worker, port, .. }) = group.first() else { return };
+        let in_port = self.ports[port % self.ports.len()];
+        for (n, op) in group.iter().enumerate() {
+            let Op::Frame { frame, .. } = op else { continue };
+            let cache = &mut caches[worker];
+            let (snapshot, head) = (self.cached.snapshot(), frame.head());
+            if n.is_multiple_of(Cache::TOGETHER) {
+                cache.expect(&snapshot, in_port, self.now);
+            }
+            cache.turn();
+            let verdict = match cache.as_before(in_port, head.bytes()) {
+                Some(port) => Verdict::Forward { port, edit: VlanEdit::Keep },
+                None => cache.lookup(&snapshot, in_port, head.bytes(), self.now),
+            };
+            self.agree(in_port, frame, &outcome(&snapshot, verdict, frame));
         }
+        caches[worker].release();
+    }
+
+    /// What became of a frame is what becomes of it without memory, and in the model.
+    fn agree(&mut self, in_port: PortId, frame: &Frame, cached: &Outcome) {
+        let snapshot = self.plain.snapshot();
+        let verdict = snapshot.lookup(in_port, frame.head().bytes(), self.now);
+        let plain = outcome(&snapshot, verdict, frame);
+        let expected = self.model.frame(in_port, frame, self.now);
+        assert_eq!(plain, expected, "without memory: {frame:?} from {in_port}");
+        assert_eq!(*cached, expected, "from memory: {frame:?} from {in_port}");
     }
 
     fn apply(&mut self, op: Op, caches: &mut [Cache; 2]) {
@@ -231,12 +290,7 @@ impl Bench {
                 if self.now.is_multiple_of(3) {
                     caches[worker].release();
                 }
-                let snapshot = self.plain.snapshot();
-                let verdict = snapshot.lookup(in_port, head.bytes(), self.now);
-                let plain = outcome(&snapshot, verdict, &frame);
-                let expected = self.model.frame(in_port, &frame, self.now);
-                assert_eq!(plain, expected, "without memory: {frame:?} from {in_port}");
-                assert_eq!(cached, expected, "from memory: {frame:?} from {in_port}");
+                self.agree(in_port, &frame, &cached);
             }
             Op::Advance(ms) => self.now += ms,
             Op::Maintain => {
@@ -362,7 +416,7 @@ proptest! {
                 vec(op().prop_map(without_vlans), 1..200),
             ),
         ],
-        announced in vec(announced(), 1..20),
+        groups in vec(group(), 1..20),
     ) {
         let mut bench = Bench::new(&modes);
         let mut caches = [Cache::new(64), Cache::new(64)];
@@ -373,9 +427,20 @@ proptest! {
                 cache.lookup(&snapshot, bench.ports[0], &[], bench.now);
             }
         }
-        for ((at, op), announced) in ops.iter().enumerate().zip(announced.iter().cycle()) {
-            bench.announce(&ops[at..], *announced, &mut caches);
-            bench.apply(op.clone(), &mut caches);
+        let groups = together(&ops, &groups);
+        for (n, &(group, early, mixed)) in groups.iter().enumerate() {
+            if !early || n == 0 {
+                bench.announce(group, 0, mixed, &mut caches);
+            }
+            if let Some(&(next, true, mixed)) = groups.get(n + 1) {
+                let together = worker(group) == worker(next) && worker(next).is_some();
+                let after = if together { group.len() } else { 0 };
+                bench.announce(next, after, mixed, &mut caches);
+            }
+            match group {
+                [Op::Frame { .. }, ..] => bench.burst(group, &mut caches),
+                _ => group.iter().for_each(|op| bench.apply(op.clone(), &mut caches)),
+            }
         }
         prop_assert!(caches.iter().all(Cache::is_bypassed));
         bench.compare_tables();

@@ -1,6 +1,5 @@
 //! One frame from where it came in to where it goes: check, look up, edit, send.
 
-use guestmem::GuestSlice;
 use packet::eth::{ETH_HLEN, Eth};
 use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
@@ -71,15 +70,6 @@ impl Lookup<'_> {
     /// Whether anything is asked of frames from this port, or of frames to some port.
     pub(crate) fn asks(&self, port: PortId) -> bool {
         self.switch.has_rules() || self.switch.guard(port).is_some()
-    }
-
-    /// Announces the frame that comes `later` frames after the next, at most [`Cache::AHEAD`]. What
-    /// is read of it here is read again when it comes.
-    #[inline]
-    pub(crate) fn announce(&mut self, in_port: PortId, frame: GuestSlice<'_>, later: usize) {
-        if let Some(front) = frame.load() {
-            self.cache.announce(self.switch, in_port, &front, later);
-        }
     }
 
     /// Forwards one frame of `len` bytes that came with `header`: `head` holds its beginning,

@@ -39,8 +39,13 @@ impl Bench {
     fn send(&mut self, from: usize, src: u8, dst: u8) -> Verdict {
         let frame = frame([0, 0, 0, dst], [0, 0, 0, src]);
         let (port, snapshot) = (self.ports[from], self.switch.snapshot());
-        self.cache.announce(&snapshot, port, &frame, 0);
-        self.cache.lookup(&snapshot, port, &frame, self.now_ms)
+        self.cache.announce(&snapshot, port, 0, [Some(frame)].into_iter());
+        self.cache.expect(&snapshot, port, self.now_ms);
+        self.cache.turn();
+        match self.cache.as_before(port, &frame) {
+            Some(port) => Verdict::Forward { port, edit: VlanEdit::Keep },
+            None => self.cache.lookup(&snapshot, port, &frame, self.now_ms),
+        }
     }
 
     fn to(&self, port: usize) -> Verdict {
@@ -121,4 +126,54 @@ fn what_is_announced_is_stamped() {
         assert!(new.count() >= 2, "{known:?}");
     }
     assert!(bench.cache.is_bypassed());
+}
+
+/// All of a group are known before the first of them is dealt with.
+#[test]
+fn an_address_that_moves_within_a_group_is_where_it_moved_to() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.send(0, 100, 5), bench.to(2));
+    let (snapshot, port) = (bench.switch.snapshot(), bench.ports[2]);
+    let to_100 = frame([0, 0, 0, 100], [0, 0, 0, 5]);
+    let from_100 = frame([0, 0, 0, 5], [0, 0, 0, 100]);
+    let group = [to_100, from_100, to_100];
+    bench.cache.announce(&snapshot, port, 0, group.into_iter().map(Some));
+    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &to_100), Some(bench.ports[0]));
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &from_100), None);
+    bench.cache.lookup(&snapshot, port, &from_100, bench.now_ms);
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &to_100), None);
+    let verdict = bench.cache.lookup(&snapshot, port, &to_100, bench.now_ms);
+    assert!(matches!(verdict, Verdict::Drop(_)), "{verdict:?}");
+}
+
+/// What is expected counts for frames with that beginning, from that port, in their place.
+#[test]
+fn another_frame_than_was_announced_is_looked_up() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.send(0, 100, 5), bench.to(2));
+    let (snapshot, port) = (bench.switch.snapshot(), bench.ports[2]);
+    let frames = [frame([0, 0, 0, 100], [0, 0, 0, 5]), frame([0, 0, 0, 100], [0, 0, 0, 6])];
+    bench.cache.announce(&snapshot, port, 0, frames.into_iter().map(Some));
+    bench.cache.expect(&snapshot, port, bench.now_ms);
+    let misses = bench.cache.hits_and_misses().1;
+    for is in [[true, false], [false, true], [false, false]] {
+        bench.cache.turn();
+        for (frame, is) in frames.iter().zip(is) {
+            let to = is.then_some(bench.ports[0]);
+            assert_eq!(bench.cache.as_before(port, frame), to);
+            assert_eq!(bench.cache.as_before(bench.ports[1], frame), None);
+        }
+    }
+    assert_eq!(bench.cache.hits_and_misses().1, misses, "they were counted before");
+    bench.cache.announce(&snapshot, port, 0, frames.into_iter().map(Some));
+    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.cache.turn();
+    bench.cache.release();
+    assert_eq!(bench.cache.as_before(port, &frames[0]), None, "nothing outlasts a pass");
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &frames[1]), None, "nothing outlasts a pass");
 }

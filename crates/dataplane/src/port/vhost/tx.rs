@@ -16,9 +16,10 @@ use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Lookup, Sender};
 use crate::worker::placement::TxId;
 
-/// How many frames ahead of the one being taken the next are fetched from the guest's cache, so many
-/// together.
+/// How many frames ahead of the one being taken the next are fetched from the guest's cache.
 const AHEAD: u16 = Cache::AHEAD as u16;
+/// So many of them together: more at once than the processor keeps waiting for would hold everything up.
+const TOGETHER: u16 = Cache::TOGETHER as u16;
 
 /// A running TX queue. Its worker owns it.
 pub(crate) struct LiveTx {
@@ -38,6 +39,8 @@ pub(crate) struct LiveTx {
     pub(crate) armed: bool,
     /// The ring lied; it is not looked at any more.
     pub(crate) faulted: bool,
+    /// [`Cache::turns`] after its last burst, if the frames of that were announced.
+    pub(crate) turn: Option<usize>,
 }
 
 impl LiveTx {
@@ -78,26 +81,30 @@ impl LiveTx {
         &mut self,
         forward: &mut Forward<'_>,
     ) -> Result<usize, GuestFault> {
-        let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
+        let Self { port, index, queue, mem, vnet_len, offloads, enabled, turn, .. } = self;
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let Forward { lookup, head, egress } = forward;
         let sender = Sender::new(port, counters, *offloads, lookup, egress);
         let scattered = lookup.cache.wants_announcements();
         queue.look_ahead(BURST as u16 + 2 * AHEAD);
         let fetch = |_, soon| fetch(mem, soon, *vnet_len, *offloads);
-        if scattered {
+        // The burst before announced the first frames of this one, unless another queue's was in between.
+        if scattered && !turn.is_some_and(|turn| lookup.cache.has_announced(turn)) {
             queue.peek(AHEAD, AHEAD, fetch);
             announce(queue, mem, *vnet_len, 0, lookup, port.id);
+            announce(queue, mem, *vnet_len, TOGETHER, lookup, port.id);
         }
         let (mut frames, mut bytes) = (0_usize, 0);
         let result = loop {
-            if frames.is_multiple_of(AHEAD.into()) {
-                if scattered {
-                    queue.peek(2 * AHEAD, AHEAD, fetch);
+            if scattered {
+                if frames.is_multiple_of(TOGETHER.into()) {
+                    queue.peek(2 * AHEAD, TOGETHER, fetch);
+                    lookup.cache.expect(lookup.switch, port.id, lookup.now_ms);
                     announce(queue, mem, *vnet_len, AHEAD, lookup, port.id);
-                } else {
-                    queue.peek(AHEAD, AHEAD, fetch);
                 }
+                lookup.cache.turn();
+            } else if frames.is_multiple_of(AHEAD.into()) {
+                queue.peek(AHEAD, AHEAD, fetch);
             }
             let (used, len) = match queue.next(mem) {
                 Ok(Next::Empty) => break Ok(()),
@@ -148,6 +155,7 @@ impl LiveTx {
                 break Ok(());
             }
         };
+        *turn = scattered.then(|| lookup.cache.turns());
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
         // The receivers wait for their frames, the sender for nothing.
@@ -209,7 +217,7 @@ fn fetch(mem: &GuestMemory, soon: Soon, vnet_len: usize, offloads: Offloads) {
     }
 }
 
-/// Announces the [`AHEAD`] frames that come after so many.
+/// Announces [`TOGETHER`] frames that come after so many.
 #[inline(never)]
 fn announce(
     queue: &Queue,
@@ -219,13 +227,17 @@ fn announce(
     lookup: &mut Lookup<'_>,
     in_port: PortId,
 ) {
-    queue.peek(after, AHEAD, |n, soon| {
+    let mut frames = [None; Cache::TOGETHER];
+    queue.peek(after, TOGETHER, |n, soon| {
         if !soon.indirect
-            && let Some(buffer) = mem.slice(soon.addr, soon.len)
+            && let Some(place) = frames.get_mut(usize::from(n))
         {
-            lookup.announce(in_port, buffer.skip(vnet_len), usize::from(after + n));
+            *place = mem.slice(soon.addr, soon.len);
         }
     });
+    // What is read here is read again when it is its turn.
+    let front = |buffer: &Option<GuestSlice<'_>>| buffer.and_then(|b| b.skip(vnet_len).load());
+    lookup.cache.announce(lookup.switch, in_port, after.into(), frames.iter().map(front));
 }
 
 /// The virtio-net header at the front of a buffer, in registers.
