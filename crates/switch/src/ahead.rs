@@ -3,8 +3,8 @@
 //! Among more addresses than the processor's caches hold, each look-up waits for main memory. A
 //! caller that sees the next frames early announces them, some together: where their addresses are in
 //! the table is worked out then, once, and fetched while the frames before them are dealt with. When it
-//! is their turn, the verdicts on all of them are worked out together, too: such a loop keeps in
-//! registers what it needs.
+//! is their turn, the verdicts on a few of them are worked out together, too, so that what is not there
+//! yet is waited for together.
 //!
 //! An announcement is a hint: an address counts if it is found where it was looked for, and a verdict
 //! for a frame that begins as the announced one did. What frames of one port in one VLAN have alike is
@@ -149,8 +149,7 @@ impl Ahead {
             let Common { table: Some(table), rest, .. } = common else { return };
             if let Some(note) = notes.get_mut(n % (2 * Self::FRAMES)) {
                 note.in_port = in_port.0.into();
-                note.frame.front = front.words();
-                note.frame.inner = front.inner();
+                note.frame = Known { front: front.words(), inner: front.inner(), ..Known::NOTHING };
                 note.source = table.fetch(front.src_bits() | rest);
                 note.destination = table.fetch(front.dst_bits() | rest);
             }
@@ -178,6 +177,8 @@ impl Ahead {
             if note.in_port != u32::from(in_port.0) {
                 continue;
             }
+            // What was expected before may be so no more.
+            note.frame.in_port = NOBODY;
             let front = Front::new(note.frame.front, note.frame.inner);
             if !common.is_of(front) {
                 let entered = lane.enter(snapshot, in_port, front, held);

@@ -177,3 +177,27 @@ fn another_frame_than_was_announced_is_looked_up() {
     bench.cache.turn();
     assert_eq!(bench.cache.as_before(port, &frames[1]), None, "nothing outlasts a pass");
 }
+
+/// A frame that was expected does not come, and another is announced in its place.
+#[test]
+fn what_was_expected_counts_for_no_other_frame() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.send(0, 100, 5), bench.to(2));
+    let (snapshot, port) = (bench.switch.snapshot(), bench.ports[2]);
+    let known = frame([0, 0, 0, 100], [0, 0, 0, 5]);
+    let unknown = frame([0, 0, 9, 9], [0, 0, 0, 5]);
+    for other in [known, unknown] {
+        bench.cache.announce(&snapshot, port, 0, [Some(other)].into_iter());
+        bench.cache.expect(&snapshot, port, bench.now_ms);
+    }
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &unknown), None);
+
+    // Or the same is expected once more, when its destination is gone.
+    bench.cache.announce(&snapshot, port, 0, [Some(known)].into_iter());
+    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.switch.flush_port(bench.ports[0]).unwrap();
+    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.cache.turn();
+    assert_eq!(bench.cache.as_before(port, &known), None);
+}
