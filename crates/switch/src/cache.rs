@@ -39,7 +39,8 @@ pub struct Cache {
     /// Of this pass: that looked up last, as the next one often is of the same flow, or the next one as it was
     /// announced.
     last: Known,
-    /// Verdicts on the next frames have been worked out in this pass, the last under this generation.
+    /// Verdicts on the next frames have been worked out in this pass and not been forgotten, the last under this
+    /// generation.
     expected_under: Option<u64>,
 }
 
@@ -353,7 +354,7 @@ fn decide_afresh(
     let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
     // If it moved an address, what was expected of the frames after it may be wrong.
     let generation = snapshot.port(in_port).map(|port| port.fdb.generation());
-    if generation != cache.expected_under {
+    if cache.expected_under.take_if(|under| generation != Some(*under)).is_some() {
         cache.ahead.forget();
     }
     decision.verdict

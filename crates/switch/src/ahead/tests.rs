@@ -39,13 +39,19 @@ impl Bench {
     fn send(&mut self, from: usize, src: u8, dst: u8) -> Verdict {
         let frame = frame([0, 0, 0, dst], [0, 0, 0, src]);
         let (port, snapshot) = (self.ports[from], self.switch.snapshot());
-        self.cache.announce(&snapshot, port, 0, [Some(frame)].into_iter());
-        self.cache.expect(&snapshot, port, self.now_ms);
+        self.expect(port, &[frame]);
         self.cache.turn();
         match self.cache.as_before(port, &frame) {
             Some(port) => Verdict::Forward { port, edit: VlanEdit::Keep },
             None => self.cache.lookup(&snapshot, port, &frame, self.now_ms),
         }
+    }
+
+    /// Announces the next frames from a port, whose turn it is.
+    fn expect(&mut self, port: PortId, frames: &[[u8; 18]]) {
+        let snapshot = self.switch.snapshot();
+        self.cache.announce(&snapshot, port, 0, frames.iter().copied().map(Some));
+        self.cache.expect(&snapshot, port, self.now_ms);
     }
 
     fn to(&self, port: usize) -> Verdict {
@@ -137,8 +143,7 @@ fn an_address_that_moves_within_a_group_is_where_it_moved_to() {
     let to_100 = frame([0, 0, 0, 100], [0, 0, 0, 5]);
     let from_100 = frame([0, 0, 0, 5], [0, 0, 0, 100]);
     let group = [to_100, from_100, to_100];
-    bench.cache.announce(&snapshot, port, 0, group.into_iter().map(Some));
-    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.expect(port, &group);
     bench.cache.turn();
     assert_eq!(bench.cache.as_before(port, &to_100), Some(bench.ports[0]));
     bench.cache.turn();
@@ -155,10 +160,9 @@ fn an_address_that_moves_within_a_group_is_where_it_moved_to() {
 fn another_frame_than_was_announced_is_looked_up() {
     let mut bench = Bench::new();
     assert_eq!(bench.send(0, 100, 5), bench.to(2));
-    let (snapshot, port) = (bench.switch.snapshot(), bench.ports[2]);
+    let port = bench.ports[2];
     let frames = [frame([0, 0, 0, 100], [0, 0, 0, 5]), frame([0, 0, 0, 100], [0, 0, 0, 6])];
-    bench.cache.announce(&snapshot, port, 0, frames.into_iter().map(Some));
-    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.expect(port, &frames);
     let misses = bench.cache.hits_and_misses().1;
     for is in [[true, false], [false, true], [false, false]] {
         bench.cache.turn();
@@ -169,8 +173,7 @@ fn another_frame_than_was_announced_is_looked_up() {
         }
     }
     assert_eq!(bench.cache.hits_and_misses().1, misses, "they were counted before");
-    bench.cache.announce(&snapshot, port, 0, frames.into_iter().map(Some));
-    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.expect(port, &frames);
     bench.cache.turn();
     bench.cache.release();
     assert_eq!(bench.cache.as_before(port, &frames[0]), None, "nothing outlasts a pass");
@@ -187,15 +190,13 @@ fn what_was_expected_counts_for_no_other_frame() {
     let known = frame([0, 0, 0, 100], [0, 0, 0, 5]);
     let unknown = frame([0, 0, 9, 9], [0, 0, 0, 5]);
     for other in [known, unknown] {
-        bench.cache.announce(&snapshot, port, 0, [Some(other)].into_iter());
-        bench.cache.expect(&snapshot, port, bench.now_ms);
+        bench.expect(port, &[other]);
     }
     bench.cache.turn();
     assert_eq!(bench.cache.as_before(port, &unknown), None);
 
     // Or the same is expected once more, when its destination is gone.
-    bench.cache.announce(&snapshot, port, 0, [Some(known)].into_iter());
-    bench.cache.expect(&snapshot, port, bench.now_ms);
+    bench.expect(port, &[known]);
     bench.switch.flush_port(bench.ports[0]).unwrap();
     bench.cache.expect(&snapshot, port, bench.now_ms);
     bench.cache.turn();

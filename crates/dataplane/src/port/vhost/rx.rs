@@ -56,7 +56,7 @@ pub(crate) struct LiveRx {
     pub(crate) offloads: Offloads,
     pub(crate) call: Option<Arc<EventFd>>,
     pub(crate) enabled: bool,
-    /// Frames have been put in since the end of the last burst.
+    /// Frames that have been put in since the end of the last burst.
     pub(crate) filled: u16,
     pub(crate) moderator: Moderator,
     /// The guest is owed an interrupt, or a look whether it still wants one.
