@@ -466,3 +466,50 @@ fn flows_avoid_a_disabled_queue() {
     }
     assert_eq!(trio.end().drops, []);
 }
+
+/// So many machines behind two ports talk to each other, in all directions, that the worker has to make room
+/// to remember who is where, and takes their frames many at once.
+#[test]
+fn more_pairs_than_there_is_room_for_at_first() {
+    const MACHINES: u32 = 120;
+    let machine = |side: u32, n: u32| mac(1000 * side + n);
+    for guest in [false, true].map(|packed| Guest { packed, ..Guest::plain() }) {
+        let mut trio = Trio::new(&[guest.clone(), guest.clone(), guest]);
+        let mut rng = Rng::new(7);
+        for n in 0..MACHINES {
+            for (side, other) in [(0, 1), (1, 0)] {
+                let hello = eth(BROADCAST, machine(side, n), b"hello");
+                trio.vms[side as usize].send(&hello);
+                for to in [other, 2] {
+                    assert_eq!(frames(trio.vms[to].take(1)), [hello.as_slice()]);
+                }
+            }
+        }
+        // Nobody else hears any of it.
+        for _ in 0..3 {
+            for from in 0..MACHINES {
+                let sent: Vec<_> = (0..MACHINES)
+                    .map(|n| {
+                        let pair = (machine(1, (n + from) % MACHINES), machine(0, from));
+                        eth(pair.0, pair.1, &rng.bytes(60))
+                    })
+                    .collect();
+                for sent in sent.chunks(60) {
+                    sent.iter().for_each(|frame| trio.vms[0].send(frame));
+                    assert!(frames(trio.vms[1].take(sent.len())) == sent);
+                }
+            }
+        }
+        // One moves away: what was remembered about it is over.
+        let moved = machine(1, 5);
+        let moves = eth(machine(0, 0), moved, b"here I am");
+        trio.vms[2].send(&moves);
+        assert_eq!(frames(trio.vms[0].take(1)), [moves.as_slice()]);
+        for from in 0..MACHINES {
+            let frame = eth(moved, machine(0, from), b"where are you?");
+            trio.vms[0].send(&frame);
+            assert_eq!(frames(trio.vms[2].take(1)), [frame.as_slice()]);
+        }
+        trio.end();
+    }
+}

@@ -31,6 +31,9 @@ unsafe impl Send for GuestSlice<'_> {}
 unsafe impl Sync for GuestSlice<'_> {}
 
 impl<'m> GuestSlice<'m> {
+    /// No bytes.
+    pub const EMPTY: Self = Self { ptr: NonNull::dangling(), len: 0, memory: PhantomData };
+
     /// Length in bytes.
     #[inline(always)]
     #[must_use]

@@ -8,10 +8,11 @@
 use std::hint::black_box;
 
 use packet::Mac;
-use switch::{Cache, NetworkConfig, PortConfig, PortId, Switch, Verdict, VlanMode};
+use switch::{Cache, NetworkConfig, PortConfig, PortId, Room, Switch, Verdict, VlanMode};
 use sys::clock::ticks;
 
-const BURST: usize = 128;
+/// As many as are announced before the first of them is looked up.
+const BURST: usize = 16;
 
 /// From machine `number` of one side to the same of the other one.
 fn front(number: u64, side: u64) -> [u8; 18] {
@@ -32,19 +33,10 @@ fn burst(
 ) -> usize {
     let (snapshot, mut wrong) = (switch.snapshot(), 0);
     let ahead = cache.wants_announcements();
-    let some = |from: usize, n| fronts.iter().copied().skip(from).take(n).map(Some);
     if ahead {
-        cache.announce(&snapshot, from, 0, some(0, Cache::AHEAD));
+        fronts.iter().for_each(|front| cache.announce(&snapshot, from, front));
     }
-    for (at, front) in fronts.iter().enumerate() {
-        if ahead {
-            if at.is_multiple_of(Cache::TOGETHER) {
-                cache.expect(&snapshot, from, 2);
-                let next = some(at + Cache::AHEAD, Cache::TOGETHER);
-                cache.announce(&snapshot, from, Cache::AHEAD, next);
-            }
-            cache.turn();
-        }
+    for front in fronts {
         let goes = match cache.as_before(from, front) {
             Some(port) => Some(port),
             None => match cache.destination(&snapshot, from, front, 2) {
@@ -76,20 +68,32 @@ fn measure(machines: u64) {
     }
     let mut cache = Cache::default();
     let mut numbers = (0..half).cycle();
-    let mut all = Vec::new();
-    for turn in 0..20_000 {
+    let (mut all, mut worked_out) = (Vec::new(), 0);
+    for turn in 0..400_000 {
         let fronts: Vec<_> = numbers.by_ref().take(BURST).map(|n| front(n, 0)).collect();
         let start = ticks();
         let wrong = burst(&switch, &mut cache, ports, &fronts);
         let cycles = (ticks() - start) as f64 / BURST as f64;
         assert_eq!(wrong, 0);
-        // The first ones find out that remembering does not pay.
-        if turn > 500 {
+        if let Some(verdicts) = cache.wish() {
+            cache.furnish(Room::new(verdicts));
+        }
+        // The first ones find out how much there is to remember.
+        if turn == 200_000 {
+            worked_out = cache.hits_and_misses().1;
+        } else if turn > 200_000 {
             all.push(cycles);
         }
     }
+    worked_out = cache.hits_and_misses().1 - worked_out;
     all.sort_by(f64::total_cmp);
-    println!("{machines:>9} machines: {:.1}, half of them below {:.1}", all[0], all[all.len() / 2]);
+    let frames = (all.len() * BURST) as f64;
+    println!(
+        "{machines:>9} machines: {:.1}, half of them below {:.1}; {:.1} % worked out",
+        all[0],
+        all[all.len() / 2],
+        100.0 * worked_out as f64 / frames,
+    );
 }
 
 fn main() {

@@ -1,27 +1,26 @@
 //! A worker's memory of verdicts.
 //!
-//! Exact match on in-port, addresses and VLAN; two places per hash value, the newer one first. A frame like the one
+//! Exact match on in-port, addresses and VLAN (module `pairs`). A frame like the one
 //! before it in the same pass is not looked up at all ([`Cache::as_before`]).
 //! Only verdicts that hinge on a known destination are kept, under the network's generation (the
-//! crate's essay, 3), so that a change anywhere makes them miss; and each for a second at most,
+//! crate's essay, 3), so that a change anywhere makes them miss; and each for some seconds at most,
 //! after which the full look-up also refreshes the source's last-seen stamp.
 //!
-//! While that does not pay (module `worth`), frames are worked out from the MAC table at once. Callers
-//! that know the next frames announce them then ([`Cache::announce`]), and have the verdicts on all of them
-//! worked out together ([`Cache::expect`]).
+//! Where more addresses talk than there is room for, it wishes for more ([`Cache::wish`]). While remembering does not
+//! pay even so (module `worth`), frames are worked out from the MAC table at once. Either may wait for
+//! main memory: callers that know the next frames announce them ([`Cache::announce`]).
 //!
 //! One worker owns it (`&mut`). It cannot fail: what it does not know is worked out.
 
-use packet::eth::{ETH_P_8021Q, is_tag_protocol};
+use packet::eth::{ETH_P_8021Q, Eth, is_tag_protocol};
 use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
-use crate::ahead::{Ahead, Known};
 use crate::config::Snapshot;
 use crate::fdb::{self, Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
-use crate::table::Seed;
+use crate::pairs::{Kept, Pairs, Room};
 use crate::vlan::VID_MAX;
 use crate::way::Routed;
 use crate::worth::Worth;
@@ -30,37 +29,44 @@ use crate::{DropReason, PortId, Verdict};
 /// See the module.
 #[derive(Debug)]
 pub struct Cache {
-    sets: Box<[Set]>,
-    seed: Seed,
+    pairs: Pairs,
     worth: Worth,
+    crowd: Crowd,
     held: Held,
-    ahead: Ahead,
     memo: Memo,
-    /// Of this pass: that looked up last, as the next one often is of the same flow, or the next one as it was
-    /// announced.
-    last: Known,
-    /// Verdicts on the next frames have been worked out in this pass and not been forgotten, the last under this
-    /// generation.
-    expected_under: Option<u64>,
+    last: Last,
+    /// Frames of this pass that were looked up, and whether those of the last one were many.
+    looked_up: u32,
+    scattered: bool,
+    /// Beginning of the frame announced last.
+    announced: [u64; 2],
+}
+
+/// Of this pass: the frame looked up last, as the next one often is of the same flow.
+#[derive(Debug)]
+struct Last {
+    front: Front,
+    /// Where it came in, and perhaps [`Last::ASIDE`]; [`NOBODY`]: there was none.
+    in_port: u32,
+    way: Packed,
+}
+
+impl Last {
+    /// It has a tag, or more is to be done than to forward it as it is. Of others the first 16 bytes say all.
+    const ASIDE: u32 = 1 << 16;
+}
+
+/// Verdicts that took the place of others that counted still, in about a second.
+#[derive(Debug, Default)]
+struct Crowd {
+    since_ms: u64,
+    number: usize,
+    /// More room is needed.
+    wish: bool,
 }
 
 /// No port has this number.
 pub(crate) const NOBODY: u32 = u32::MAX;
-
-/// One cache line.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
-struct Set([Entry; 2]);
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Entry {
-    key: Key,
-    /// 0 never is a generation.
-    generation: u64,
-    verdict: Packed,
-    /// The source's stamp, low half.
-    stamp: u32,
-}
 
 /// Destination and half of the source; the rest of the source, in-port and VLAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,30 +74,43 @@ struct Entry {
 pub(crate) struct Key(u64, u64);
 
 /// A port, or the number of a drop reason; and what to do (4 bits) with which VLAN id (12 bits).
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Packed(u16, u16);
 
 impl Cache {
-    /// What [`Cache::default`] has room for: a quarter of a megabyte.
+    /// What [`Cache::default`] has room for: an eighth of a megabyte.
     pub const ENTRIES_DEFAULT: usize = 8192;
-    /// How many frames before its turn a frame is announced.
-    pub const AHEAD: usize = Ahead::FRAMES;
-    /// How many verdicts are worked out together.
-    pub const TOGETHER: usize = Ahead::TOGETHER;
+    /// Look-ups in a pass from which on frames are announced.
+    const SCATTERED: u32 = 8;
 
-    /// A cache for `entries` verdicts, rounded up to a power of two.
+    /// A cache for `entries` verdicts: see [`Room::new`].
     pub fn new(entries: usize) -> Self {
-        let sets = entries.div_ceil(2).clamp(1, 1 << 24).next_power_of_two();
         Self {
-            sets: vec![Set::default(); sets].into(),
-            seed: Seed::random(),
+            pairs: Pairs::new(Room::new(entries)),
             worth: Worth::default(),
+            crowd: Crowd::default(),
             held: Held::default(),
-            ahead: Ahead::default(),
             memo: Memo::default(),
-            last: Known::NOTHING,
-            expected_under: None,
+            last: Last { front: Front::default(), in_port: NOBODY, way: Packed::DEFAULT },
+            looked_up: 0,
+            scattered: false,
+            announced: [0; 2],
         }
+    }
+
+    /// For how many verdicts there should be room, if there is not: said once. To be given by
+    /// [`Cache::furnish`], whenever that is ready.
+    pub fn wish(&mut self) -> Option<usize> {
+        let room = self.pairs.room();
+        let wish = std::mem::take(&mut self.crowd.wish) && room < Room::MOST;
+        wish.then_some((room * 8).min(Room::MOST))
+    }
+
+    /// Other room for verdicts. Those that are remembered are forgotten.
+    pub fn furnish(&mut self, room: Room) {
+        self.pairs.furnish(room);
+        self.crowd = Crowd::default();
+        self.worth.begin_again();
     }
 
     /// The verdict on a frame that came in at `in_port`, of which `head` is the beginning (18
@@ -117,62 +136,49 @@ impl Cache {
         head: &[u8],
         now_ms: u64,
     ) -> Result<PortId, Verdict> {
-        let known = std::mem::replace(&mut self.last.in_port, NOBODY);
-        if self.worth.is_bypassed() {
-            if known == u32::from(in_port.0) | Known::ASIDE
-                && let Some(front) = head.first_chunk().map(Front::of)
-                && front == Front::new(self.last.front, self.last.inner)
-            {
-                return self.last.way.unpack();
-            }
-            self.worth.passed_by(1);
-            return Err(decide_afresh(self, snapshot, in_port, head, now_ms));
+        let Last { front: before, in_port: from, way } = self.last;
+        let front = head.first_chunk().map(Front::of);
+        if front == Some(before) && u32::from(in_port.0) | Last::ASIDE == from {
+            self.worth.hit(1);
+            return way.unpack();
         }
-        let (Some(key), Some(port)) = (Key::of(in_port, head), snapshot.port(in_port)) else {
+        self.last.in_port = NOBODY;
+        self.looked_up += 1;
+        if self.worth.passes_by() {
+            return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
+        }
+        let key = front.and_then(|front| Some((front, front.key(in_port)?)));
+        let (Some((front, key)), Some(port)) = (key, snapshot.port(in_port)) else {
             self.worth.missed();
             return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
         };
         let generation = port.fdb.generation();
-        let place = self.seed.hash(key.0, key.1) & (self.sets.len() - 1);
-        let Some(Set(entries)) = self.sets.get(place) else {
-            return Err(Verdict::Drop(DropReason::Internal));
-        };
-        for entry in entries {
-            if entry.key == key
-                && entry.generation == generation
-                && (now_ms as u32).wrapping_sub(entry.stamp) < REFRESH_MS as u32
-            {
-                self.worth.hit(1);
-                let way = entry.verdict;
-                let verdict = way.unpack();
-                if verdict.is_ok()
-                    && let (None, Some(front)) = (key.tag(), words(head))
-                {
-                    let in_port = in_port.0.into();
-                    self.last = Known { front, in_port, way, inner: 0, hits: 1 };
-                }
-                return verdict;
-            }
+        if let Some(way) = self.pairs.get(key, generation, now_ms) {
+            self.worth.hit(1);
+            let aside = if way.is_keep() && key.tag().is_none() { 0 } else { Last::ASIDE };
+            self.last = Last { front, in_port: u32::from(in_port.0) | aside, way };
+            return way.unpack();
         }
-        Err(decide(self, place, key, generation, snapshot, in_port, head, now_ms))
+        Err(decide(self, key, generation, snapshot, in_port, head, now_ms))
     }
 
-    /// Where the frame goes if it has the beginning of the one looked up before it in this pass, or of the one that is
-    /// [expected](Cache::expect), and that is only to be forwarded. `None`: it is to be looked up.
+    /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was
+    /// only to be forwarded. `None`: it is to be looked up.
     #[inline(always)]
     pub fn as_before(&mut self, in_port: PortId, head: &[u8]) -> Option<PortId> {
-        let Known { front, in_port: from, way, hits, .. } = self.last;
-        if words(head)? != front || u32::from(in_port.0) != from {
+        let Last { front, in_port: from, way } = self.last;
+        if words(head)? != front.words() || u32::from(in_port.0) != from {
             return None;
         }
-        self.worth.hit(hits.into());
+        self.worth.hit(1);
         Some(PortId(way.0))
     }
 
-    /// Whether there are so many addresses that frames should be announced.
+    /// Whether frames should be announced: so many are looked up, and what is known is more than the processor's
+    /// nearer caches hold.
     #[inline]
     pub fn wants_announcements(&self) -> bool {
-        self.worth.is_in_doubt()
+        self.scattered && (self.pairs.room() > Self::ENTRIES_DEFAULT || self.worth.is_bypassed())
     }
 
     /// Whether verdicts are not remembered for now.
@@ -181,46 +187,20 @@ impl Cache {
         self.worth.is_bypassed()
     }
 
-    /// Announces frames from a port that come after so many others: `fronts` are their beginnings, as far as
-    /// they are to be seen, at most up to twice [`Cache::AHEAD`] frames from now. Only a hint: the frames that
-    /// then come may be others.
+    /// Announces a frame that comes soon, after some others: has what its look-up reads fetched. Only a hint.
     #[inline(always)]
-    pub fn announce(
-        &mut self,
-        snapshot: &Snapshot,
-        in_port: PortId,
-        after: usize,
-        fronts: impl Iterator<Item = Option<[u8; 18]>>,
-    ) {
-        self.ahead.announce(snapshot, in_port, (after, fronts), &mut self.held);
-    }
-
-    /// It is the turn of the next [`Cache::TOGETHER`] frames: works out the verdicts on those that were announced, as
-    /// far as memory is not to be asked. Learns nothing; sources that are known were heard of.
-    #[inline(never)]
-    pub fn expect(&mut self, snapshot: &Snapshot, in_port: PortId, now_ms: u64) {
-        let Self { ahead, held, worth, .. } = self;
-        let Some(port) = snapshot.port(in_port).filter(|_| worth.is_bypassed()) else { return };
-        self.expected_under = Some(port.fdb.generation());
-        worth.passed_by(ahead.expect(snapshot, in_port, now_ms, held));
-    }
-
-    /// How often it was the turn of an announced frame.
-    #[inline]
-    pub fn turns(&self) -> usize {
-        self.ahead.turns()
-    }
-
-    /// Whether the next [`Cache::AHEAD`] frames were announced when there had been so many turns.
-    #[inline]
-    pub fn has_announced(&self, turns: usize) -> bool {
-        self.ahead.has_announced(turns)
-    }
-
-    /// The next frame is probably the next that was announced.
-    #[inline(always)]
-    pub fn turn(&mut self) {
-        self.last = self.ahead.next();
+    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, head: &[u8]) {
+        let Some(front) = head.first_chunk().map(Front::of) else { return };
+        let words = front.words();
+        if std::mem::replace(&mut self.announced, words) == words {
+            return;
+        }
+        let Some(key) = front.key(in_port) else { return };
+        if self.worth.is_bypassed() {
+            fetch_addresses(&mut self.held, snapshot, in_port, key);
+        } else {
+            self.pairs.fetch(key);
+        }
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
@@ -283,9 +263,7 @@ impl Cache {
     #[inline]
     pub fn release(&mut self) {
         self.last.in_port = NOBODY;
-        if self.expected_under.take().is_some() {
-            self.ahead.forget();
-        }
+        self.scattered = std::mem::take(&mut self.looked_up) >= Self::SCATTERED;
         self.memo.release();
         if self.held.is_some() {
             self.held.release();
@@ -306,10 +284,8 @@ impl Default for Cache {
 
 /// Works a verdict out and remembers it.
 #[inline(never)]
-#[expect(clippy::too_many_arguments, reason = "what a look-up has at hand, in registers")]
 fn decide(
     cache: &mut Cache,
-    place: usize,
     key: Key,
     generation: u64,
     snapshot: &Snapshot,
@@ -317,47 +293,48 @@ fn decide(
     head: &[u8],
     now_ms: u64,
 ) -> Verdict {
-    let set = cache.sets.get(place);
-    if set.is_some_and(|Set(entries)| entries.iter().any(|entry| entry.key == key)) {
-        cache.worth.renewed();
-    } else {
+    let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
+    let (Some(stamp), Some(way)) = (decision.remember, Packed::pack(decision.verdict)) else {
         cache.worth.missed();
-    }
-    let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
-    if let (Some(stamp), Some(verdict)) = (decision.remember, Packed::pack(decision.verdict))
-        && let Some(Set(entries)) = cache.sets.get_mut(place)
-    {
-        remember(entries, Entry { key, generation, verdict, stamp });
+        return decision.verdict;
+    };
+    // Where addresses are forgotten soon, they are looked up the more often.
+    let age_ms = snapshot.port(in_port).map_or(0, |port| port.fdb.age_ms());
+    let short = cache.pairs.stay_ms().saturating_sub(REFRESH_MS.max(age_ms / 4));
+    let stamp_ms = u64::from(stamp).wrapping_sub(short);
+    match cache.pairs.remember(key, generation, way, (stamp_ms, now_ms)) {
+        Kept::Again | Kept::Room => cache.worth.renewed(),
+        Kept::Instead => {
+            let doubted = cache.worth.missed();
+            cache.crowd.count(now_ms, cache.pairs.room(), doubted);
+        }
     }
     decision.verdict
 }
 
-/// The same key's place first, or else the older of the two.
-#[inline]
-fn remember(entries: &mut [Entry; 2], new: Entry) {
-    let [first, second] = entries;
-    if first.key != new.key {
-        *second = *first;
-    }
-    *first = new;
-}
-
-/// Works a verdict out that is not to be remembered.
+/// Has the places of a frame's addresses in the MAC table fetched.
 #[inline(never)]
-fn decide_afresh(
-    cache: &mut Cache,
-    snapshot: &Snapshot,
-    in_port: PortId,
-    head: &[u8],
-    now_ms: u64,
-) -> Verdict {
-    let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
-    // If it moved an address, what was expected of the frames after it may be wrong.
-    let generation = snapshot.port(in_port).map(|port| port.fdb.generation());
-    if cache.expected_under.take_if(|under| generation != Some(*under)).is_some() {
-        cache.ahead.forget();
+fn fetch_addresses(held: &mut Held, snapshot: &Snapshot, in_port: PortId, key: Key) {
+    let (dst, src, tag) = (key.dst(), key.src(), key.tag());
+    if let Some(port) = snapshot.port(in_port)
+        && let Some(class) = port.classify(&Eth { dst, src, tag, ethertype: 0 })
+    {
+        let table = held.table(&port.fdb);
+        [src, dst].iter().for_each(|mac| table.fetch(fdb::key(class.fid, *mac)));
     }
-    decision.verdict
+}
+
+impl Crowd {
+    const SECOND_MS: u64 = 1000;
+
+    /// Counts one. More room is needed if they are many, in a second, for so much as there is; or if little is found.
+    fn count(&mut self, now_ms: u64, room: usize, little: bool) {
+        if now_ms.saturating_sub(self.since_ms) >= Self::SECOND_MS {
+            (self.since_ms, self.number) = (now_ms, 0);
+        }
+        self.number += 1;
+        self.wish |= little || self.number > room / 16;
+    }
 }
 
 /// The first 16 bytes, in words that begin where words do.
@@ -386,12 +363,6 @@ impl Front {
         }
     }
 
-    /// From its parts: see [`Front::words`] and [`Front::inner`].
-    #[inline(always)]
-    pub(crate) fn new([first, second]: [u64; 2], inner: u16) -> Self {
-        Self(first, second, inner)
-    }
-
     /// `None` for the frames that are always worked out: short ones, and those with a priority
     /// tag, a service tag or more than one tag.
     #[inline(always)]
@@ -413,22 +384,10 @@ impl Front {
         Some(Key(first, second & 0xffff_ffff | lane))
     }
 
-    /// Its EtherType, if that is none of a tag: where it stands, and nothing beside it.
-    #[inline(always)]
-    pub(crate) fn plain(self) -> u64 {
-        self.1 & 0xffff << 32
-    }
-
     /// Its first 16 bytes.
     #[inline(always)]
     pub(crate) fn words(self) -> [u64; 2] {
         [self.0, self.1]
-    }
-
-    /// Its last two bytes.
-    #[inline(always)]
-    pub(crate) fn inner(self) -> u16 {
-        self.2
     }
 
     /// The destination, as it is in keys of the MAC table: below it 16 bits, 0.
@@ -469,6 +428,18 @@ impl Key {
     #[inline]
     pub(crate) fn word(self) -> u64 {
         self.0 ^ self.1.rotate_left(24)
+    }
+
+    /// Both halves.
+    #[inline]
+    pub(crate) fn halves(self) -> (u64, u64) {
+        (self.0, self.1)
+    }
+
+    /// The addresses, in three parts.
+    #[inline]
+    pub(crate) fn thirds(self) -> [u32; 3] {
+        [self.0 as u32, (self.0 >> 32) as u32, self.1 as u32]
     }
 
     /// In-port and VLAN.
@@ -529,6 +500,12 @@ impl Packed {
             }
             Verdict::Forward { .. } | Verdict::Flood(_) => None,
         }
+    }
+
+    /// All of it.
+    #[inline]
+    pub(crate) fn bits(self) -> u32 {
+        u32::from(self.0) | u32::from(self.1) << 16
     }
 
     /// To be forwarded as it is.

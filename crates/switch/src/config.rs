@@ -304,11 +304,6 @@ impl Switch {
 }
 
 impl Snapshot {
-    /// Of all configurations only this one has this number.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
-    }
-
     /// Is this the configuration in force? Asked after something is worked out with it.
     #[inline]
     pub(crate) fn is_latest(&self) -> bool {

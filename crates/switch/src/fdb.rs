@@ -18,8 +18,8 @@ use crate::PortId;
 use crate::domain::{Domain, Tells};
 use crate::table::Table;
 
-pub(crate) use entry::{LivePort, is_seen, key, mac_of, port_of, rest_of_key};
 use entry::{Value, fid_of, refresh};
+pub(crate) use entry::{key, mac_of};
 
 /// A source's last-seen stamp is written at most this often, milliseconds.
 pub(crate) const REFRESH_MS: u64 = 1000;
@@ -111,17 +111,6 @@ impl Held {
         self.table.is_some()
     }
 
-    /// The number of what it holds; 0: nothing.
-    pub(crate) fn number(&self) -> u64 {
-        self.table.as_ref().map_or(0, |(number, _)| *number)
-    }
-
-    /// What it holds, if that is the table of this number.
-    #[inline(always)]
-    pub(crate) fn numbered(&self, number: u64) -> Option<&Table> {
-        self.table.as_ref().filter(|(held, _)| *held == number).map(|(_, table)| &**table)
-    }
-
     /// The table now, for one frame's look-ups. Asked for after [`Fdb::generation`].
     #[inline]
     pub(crate) fn table(&mut self, fdb: &Fdb) -> &Table {
@@ -161,6 +150,7 @@ pub(crate) struct Fdb {
     domain: ArcSwap<Domain>,
     table: ArcSwap<Table>,
     mac_limit: AtomicUsize,
+    age_ms: AtomicU64,
     macs: AtomicUsize,
     limited: AtomicU64,
     writer: Mutex<Writer>,
@@ -170,7 +160,6 @@ pub(crate) struct Fdb {
 struct Writer {
     /// The ports that may learn.
     ports: BTreeMap<PortId, Arc<PortShared>>,
-    age_ms: u64,
     /// The second in which `moves` addresses moved.
     moves_since: u64,
     moves: u32,
@@ -189,9 +178,10 @@ impl Fdb {
             domain: ArcSwap::from_pointee(Domain::new(0, Tells::default())),
             table: ArcSwap::from_pointee(Table::with_room_for(0)),
             mac_limit: AtomicUsize::new(mac_limit),
+            age_ms: AtomicU64::new(age_ms),
             macs: AtomicUsize::new(0),
             limited: AtomicU64::new(0),
-            writer: Mutex::new(Writer { age_ms, ..Writer::default() }),
+            writer: Mutex::default(),
         };
         fdb.bump();
         fdb.numbers.table.store(fdb.number(), Ordering::Release);
@@ -204,6 +194,11 @@ impl Fdb {
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.numbers.generation.load(Ordering::Acquire)
+    }
+
+    /// After how long an address is forgotten, milliseconds.
+    pub(crate) fn age_ms(&self) -> u64 {
+        self.age_ms.load(Ordering::Relaxed)
     }
 
     /// Its domain now.
@@ -370,7 +365,8 @@ impl Fdb {
 
     pub(crate) fn set_limits(&self, mac_limit: usize, age_ms: u64) {
         self.mac_limit.store(mac_limit, Ordering::Relaxed);
-        self.writer.lock().age_ms = age_ms;
+        self.age_ms.store(age_ms, Ordering::Relaxed);
+        let _writer = self.writer.lock();
         self.bump();
     }
 
@@ -412,7 +408,7 @@ impl Fdb {
     pub(crate) fn maintain(&self, now_ms: u64) -> u64 {
         let mut writer = self.writer.lock();
         writer.retired = None;
-        let age_ms = writer.age_ms;
+        let age_ms = self.age_ms();
         let gone =
             self.remove(&mut writer, |_, value| !value.fixed() && value.age(now_ms) >= age_ms);
         if gone > 0 {
@@ -514,5 +510,5 @@ impl Writer {
 /// The port an address is behind.
 #[inline]
 pub(crate) fn lookup(table: &Table, key: u64) -> Option<PortId> {
-    port_of(table.get(key)?).port()
+    Some(Value::of(table.get(key)?).live()?.port())
 }

@@ -37,9 +37,8 @@
 //!    it was heard of last, is any worker's to write, and decides about its age only. Replacing
 //!    is [`Switch::maintain`]'s work; a worker does it only if addresses come faster than that,
 //!    which is the one allocation on its path, once per doubling. A worker holds the table it uses
-//!    for a pass ([`Cache::release`] ends that) and sees by its number when it was replaced, or,
-//!    of frames that were announced, with its next pass; the one before is kept until the next
-//!    [`Switch::maintain`], so that control frees it.
+//!    for a pass ([`Cache::release`] ends that) and sees by its number when it was replaced; the one before is
+//!    kept until the next [`Switch::maintain`], so that control frees it.
 //! 3. **Generations**, one number per network, drawn from one counter so that none is ever used
 //!    twice. Everything that can make a remembered unicast verdict wrong (ports and VLANs
 //!    changed, an address moved, aged, flushed or pinned) takes effect *first* and changes the
@@ -49,9 +48,7 @@
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
 //!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
 //!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
-//!    counts from the next one on. Of frames that were announced, the verdicts on a few are worked out
-//!    together ([`Cache::expect`]): if one of them moves an address, those after it are looked up one by
-//!    one, and what others change meanwhile counts from the next few on.
+//!    counts from the next one on. To announce a frame ([`Cache::announce`]) says nothing about it.
 //!
 //! # Routers
 //!
@@ -66,7 +63,6 @@
 //! Lock order: control, then a table's writer. Workers hold at most the latter, for one entry
 //! (or, when a table has to grow, for one copy of it).
 
-mod ahead;
 mod cache;
 mod config;
 mod domain;
@@ -75,6 +71,7 @@ mod fdb;
 mod lpm;
 mod memo;
 mod meter;
+mod pairs;
 mod policy;
 mod reason;
 mod router;
@@ -91,6 +88,7 @@ pub use fdb::{FdbEntry, NetworkStats};
 pub use lpm::{Full, Lpm, Prefix};
 pub use meter::Meter;
 pub use packet::{Mac, Tci, VlanEdit};
+pub use pairs::Room;
 pub use policy::{Guard, LinkState, Policy};
 pub use reason::{DropReason, Drops};
 pub use router::{

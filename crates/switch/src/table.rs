@@ -91,14 +91,6 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ (wide >> 64) as u64
 }
 
-/// The bucket in which a key is to be looked for first.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place(u32);
-
-impl Place {
-    pub(crate) const FIRST: Self = Self(0);
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -132,19 +124,11 @@ impl Table {
             .filter_map(move |step| self.buckets.get(home.wrapping_add(step) & mask))
     }
 
-    /// Where a key is, most probably: has that fetched.
-    #[inline(always)]
-    pub(crate) fn fetch(&self, key: u64) -> Place {
+    /// Has the place where a key is, most probably, fetched.
+    #[inline]
+    pub(crate) fn fetch(&self, key: u64) {
         let place = self.seed.hash(key, 0) & (self.buckets.len() - 1);
         sys::prefetch::read(self.buckets.as_ptr().wrapping_add(place));
-        // The table has no more than 2^32 buckets.
-        Place(place as u32)
-    }
-
-    /// The slot of a key if it is in this place, which may be that of another key or table.
-    #[inline(always)]
-    pub(crate) fn at(&self, place: Place, key: u64) -> Option<Slot<'_>> {
-        self.buckets.get(place.0 as usize)?.find(key)
     }
 
     /// The slot of a key, 0 in its value if it was removed.

@@ -12,8 +12,6 @@ pub(crate) struct Worth {
     window: (u64, u64),
     /// So many times it is still not to be asked.
     bypassed: u32,
-    /// The last window was not worth it.
-    doubted: bool,
 }
 
 impl Worth {
@@ -35,29 +33,15 @@ impl Worth {
         true
     }
 
+    /// It has changed: what was found out about it counts no more.
+    pub(crate) fn begin_again(&mut self) {
+        (self.bypassed, self.window) = (0, (self.hits, 0));
+    }
+
     /// Whether it is not to be asked now.
     #[inline]
     pub(crate) fn is_bypassed(&self) -> bool {
         self.bypassed != 0
-    }
-
-    /// The same, or it is being tried again and has not been worth it yet.
-    #[inline]
-    pub(crate) fn is_in_doubt(&self) -> bool {
-        self.is_bypassed()
-            || self.doubted && self.hits_in_window() < Self::WINDOW * Self::WORTHWHILE
-    }
-
-    #[inline]
-    fn hits_in_window(&self) -> u64 {
-        self.hits - self.window.0
-    }
-
-    /// So many times it was not asked.
-    #[inline]
-    pub(crate) fn passed_by(&mut self, times: u32) {
-        self.bypassed = self.bypassed.saturating_sub(times);
-        self.misses += u64::from(times);
     }
 
     #[inline(always)]
@@ -71,18 +55,20 @@ impl Worth {
         self.misses += 1;
     }
 
-    /// Counts a miss, and judges at the end of a window.
+    /// Counts a miss, and judges at the end of a window; true: it was not worth it.
     #[inline]
-    pub(crate) fn missed(&mut self) {
+    pub(crate) fn missed(&mut self) -> bool {
         self.misses += 1;
         self.window.1 += 1;
-        if self.window.1 == Self::WINDOW {
-            self.doubted = self.hits_in_window() < Self::WINDOW * Self::WORTHWHILE;
-            if self.doubted {
-                self.bypassed = Self::BYPASSED;
-            }
-            self.window = (self.hits, 0);
+        if self.window.1 < Self::WINDOW {
+            return false;
         }
+        let doubted = self.hits - self.window.0 < Self::WINDOW * Self::WORTHWHILE;
+        if doubted {
+            self.bypassed = Self::BYPASSED;
+        }
+        self.window = (self.hits, 0);
+        doubted
     }
 
     /// Since the beginning.

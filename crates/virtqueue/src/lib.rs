@@ -200,6 +200,30 @@ impl Queue {
         on!(self, q => q.next(mem))
     }
 
+    /// Takes chains as [`Queue::next`] does as long as they are one direct descriptor each, at most `count`, and
+    /// calls `each` with them: buffer, id, and whether it is writable. Returns what ended that, of which nothing
+    /// was taken: [`Next::Empty`] also after the last of so many.
+    ///
+    /// # Errors
+    /// The lie that was found after those, if there were any; see [`GuestFault`].
+    #[inline(always)]
+    pub fn next_few<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        count: usize,
+        mut each: impl FnMut(GuestSlice<'m>, u16, bool),
+    ) -> Result<Next<'m>, GuestFault> {
+        on!(self, q => {
+            for _ in 0..count {
+                match q.next(mem)? {
+                    Next::One { buffer, id, writable } => each(buffer, id, writable),
+                    other => return Ok(other),
+                }
+            }
+        });
+        Ok(Next::Empty)
+    }
+
     /// Gives back the chain that [`Queue::next`] took as [`Next::One`] just now: it will be taken again.
     #[inline]
     pub fn put_back(&mut self) {

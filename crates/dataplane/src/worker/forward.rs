@@ -15,10 +15,15 @@ use crate::port::Port;
 /// Most frames taken from one queue before the next queue gets its turn.
 pub(crate) const BURST: usize = 96;
 
+/// So many frames are taken from a guest, one after another, before the first of them is dealt with: what is to be read
+/// of them, and then what is known about their addresses, is fetched for all of them at once.
+pub(crate) const TOGETHER: usize = 8;
+
 /// What forwarding a burst needs: lent to a queue by the worker.
 pub(crate) struct Forward<'a> {
     pub(crate) lookup: Lookup<'a>,
-    pub(crate) head: &'a mut Head,
+    /// For the frames in hand: those that are dealt with, and those that come after.
+    pub(crate) heads: &'a mut [[Head; TOGETHER]; 2],
     pub(crate) egress: Egress<'a>,
 }
 

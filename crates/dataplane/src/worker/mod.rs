@@ -26,7 +26,7 @@ use std::time::Duration;
 use pace::{Idle, Pace, Profile, Vigil};
 use packet::{Head, Offloads, RawVirtioNetHdr};
 use parking_lot::Mutex;
-use switch::{Cache, Reader, Switch};
+use switch::{Cache, Reader, Room, Switch};
 use sys::EventFd;
 use sys::wakeup::QuickWakeup;
 use tokio::runtime::Handle;
@@ -44,7 +44,7 @@ use crate::port::vhost::tx::LiveTx;
 use crate::port::{Kind, Port, PortMap};
 use crate::status::WorkerState;
 use disks::Disks;
-use forward::{BURST, Forward, Lookup, Sender};
+use forward::{BURST, Forward, Lookup, Sender, TOGETHER};
 use placement::{Arrivals, TxCommand, TxId};
 use sleep::{Bed, Token};
 
@@ -81,6 +81,8 @@ pub(crate) enum Command {
     SetEnabled(Arc<Port>, u16, bool),
     /// Something about a disk.
     Disk(DiskId, DiskCommand),
+    /// Remember verdicts in this.
+    Furnish(Room),
     /// End the thread.
     Exit,
 }
@@ -148,6 +150,7 @@ pub(crate) struct Worker {
     tapped: bool,
     arrivals: Arrivals,
     disks: Disks,
+    runtime: Handle,
     cache: Cache,
     scratch: Scratch,
     pace: Pace,
@@ -164,7 +167,7 @@ pub(crate) struct Worker {
 
 /// Memory a worker forwards in.
 struct Scratch {
-    head: Head,
+    heads: [[Head; TOGETHER]; 2],
     flood: Box<[u8]>,
     spare: Box<[u8]>,
     workshop: Workshop,
@@ -191,10 +194,11 @@ impl Worker {
             taps: Vec::new(),
             tapped: false,
             arrivals: Arrivals::default(),
-            disks: Disks::new(runtime, clock),
+            disks: Disks::new(runtime.clone(), clock),
+            runtime,
             cache: Cache::default(),
             scratch: Scratch {
-                head: Head::new(),
+                heads: [const { [const { Head::new() }; _] }; 2],
                 flood: vec![0; FRAME_MAX].into_boxed_slice(),
                 spare: vec![0; FRAME_MAX].into_boxed_slice(),
                 workshop: Workshop::new(clock),
@@ -265,19 +269,19 @@ impl Worker {
             return 0;
         }
         let Self { switch, ports, tx, taps, tapped, cache, scratch, now_ms, .. } = self;
-        let Scratch { head, flood, spare, workshop } = scratch;
+        let Scratch { heads, flood, spare, workshop } = scratch;
         let snapshot = switch.snapshot();
         let mut frames = 0;
         for queue in tx.iter_mut() {
             let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
             let egress = Egress::new(ports, workshop);
-            frames += queue.burst(&mut Forward { lookup, head, egress });
+            frames += queue.burst(&mut Forward { lookup, heads, egress });
         }
         if *tapped {
             for tap in taps.iter_mut().filter(|tap| tap.ready) {
                 let lookup = Lookup { switch: snapshot, cache, now_ms: *now_ms, flood, spare };
                 let egress = Egress::new(ports, workshop);
-                frames += tap.burst(&mut Forward { lookup, head, egress });
+                frames += tap.burst(&mut Forward { lookup, heads, egress });
             }
             *tapped = taps.iter().any(|tap| tap.ready);
         }
@@ -292,6 +296,16 @@ impl Worker {
         if self.now_ms.wrapping_sub(self.settled_ms) >= SETTLE_MS {
             self.settled_ms = self.now_ms;
             self.cache.settle(self.switch.snapshot());
+        }
+        if let Some(verdicts) = self.cache.wish() {
+            // Megabytes that the kernel has to clear: no frame waits for that. Nor does a thread that is started
+            // by one of the runtime keep to this worker's CPU.
+            let mailbox = self.shared.mailbox.clone();
+            self.runtime.spawn(async move {
+                if let Ok(room) = tokio::task::spawn_blocking(move || Room::new(verdicts)).await {
+                    mailbox.post(Command::Furnish(room));
+                }
+            });
         }
     }
 
@@ -460,6 +474,7 @@ impl Worker {
                 Command::SetCall(port, index, call) => set_call(&port, index, call),
                 Command::SetEnabled(port, index, on) => set_enabled(&port, index, on),
                 Command::Disk(id, command) => self.obey_disk(id, command),
+                Command::Furnish(room) => self.cache.furnish(room),
                 Command::Exit => self.exit = true,
             }
         }
@@ -471,7 +486,7 @@ impl Worker {
     fn inject(&mut self, port: &Port, bytes: &[u8]) {
         let Some(counters) = port.incoming.first() else { return };
         let snapshot = self.switch.snapshot();
-        let Scratch { head, flood, spare, workshop } = &mut self.scratch;
+        let Scratch { heads: [[head, ..], _], flood, spare, workshop } = &mut self.scratch;
         let cache = &mut self.cache;
         let mut lookup = Lookup { switch: snapshot, cache, now_ms: self.now_ms, flood, spare };
         let skip = fill_local(head, bytes, 0);

@@ -61,19 +61,8 @@ fn odd_frames_are_always_worked_out() {
 }
 
 #[test]
-fn an_entry_is_half_a_cache_line() {
-    assert_eq!((size_of::<Entry>(), size_of::<Set>()), (32, 64));
+fn verdicts_are_small() {
     assert!(size_of::<Verdict>() <= 16);
-}
-
-#[test]
-fn the_newer_entry_is_first_and_the_same_key_is_not_twice() {
-    let entry = |n| Entry { key: Key(n, 0), generation: n, ..Entry::default() };
-    let mut set = [Entry::default(); 2];
-    for n in [1, 2, 3, 3] {
-        remember(&mut set, entry(n));
-    }
-    assert_eq!(set.map(|entry| entry.key.0), [3, 2]);
 }
 
 const SAME: Verdict = Verdict::Drop(DropReason::SamePort);
@@ -85,55 +74,147 @@ fn own(cache: &mut Cache, switch: &crate::Switch, port: PortId, n: u8) -> Verdic
     cache.lookup(&switch.snapshot(), port, &frame, 1)
 }
 
-#[test]
-fn misses_without_hits_put_it_aside_for_a_while() {
+fn switch_with_a_port() -> (crate::Switch, PortId) {
+    let (switch, _, port) = switch_with_a_network();
+    (switch, port)
+}
+
+fn switch_with_a_network() -> (crate::Switch, crate::NetworkId, PortId) {
     let switch = crate::Switch::new();
     let network = switch.add_network(crate::NetworkConfig::default()).unwrap();
     let vlan = crate::VlanMode::None;
     let port = switch.add_port(crate::PortConfig { network, vlan, mac_limit: None }).unwrap();
     switch.set_link(port, true).unwrap();
+    (switch, network, port)
+}
 
-    // Few addresses: the misses that make them known are far apart.
+#[test]
+fn misses_without_hits_put_it_aside_for_a_while() {
+    let (switch, port) = switch_with_a_port();
+    // Each is worked out once, in a place that is free.
     let mut cache = Cache::new(1024);
     for n in 0..=255 {
-        for _ in 0..Worth::WORTHWHILE + 2 {
+        for _ in 0..5 {
             assert_eq!(own(&mut cache, &switch, port, n), SAME);
+            cache.release();
         }
         assert!(!cache.is_bypassed());
     }
-    assert_eq!(cache.hits_and_misses(), (256 * (Worth::WORTHWHILE + 1), 256));
+    assert_eq!(cache.hits_and_misses(), (256 * 4, 256));
 
     // What a change made it forget is looked up once and found again. With places for all.
     let mut cache = Cache::new(1 << 20);
     let all =
         |cache: &mut Cache| (0..=255).for_each(|n| assert_eq!(own(cache, &switch, port, n), SAME));
-    (0..Worth::BYPASSED / 256 * 10).for_each(|_| all(&mut cache));
     for _ in 0..10 {
         switch.flush_port(port).unwrap();
         all(&mut cache);
+        let (hits, misses) = cache.hits_and_misses();
+        all(&mut cache);
+        assert_eq!(cache.hits_and_misses(), (hits + 256, misses));
         assert!(!cache.is_bypassed());
     }
+    assert_eq!(cache.wish(), None);
 
     // Too many for it.
     let mut cache = Cache::new(1);
     let mut frames = (0..=255).cycle();
     let mut next = |cache: &mut Cache| own(cache, &switch, port, frames.next().unwrap());
-    for _ in 0..Worth::WINDOW {
-        assert!(!cache.is_bypassed());
-        next(&mut cache);
+    while !cache.is_bypassed() {
+        assert_eq!(next(&mut cache), SAME);
     }
+    assert_eq!(cache.hits_and_misses(), (0, 4 + Worth::WINDOW));
     let mut aside = 0;
     while cache.is_bypassed() {
         assert_eq!(next(&mut cache), SAME);
         aside += 1;
     }
     assert_eq!(aside, Worth::BYPASSED);
-    // Then it is tried again, and frames are announced until that has paid.
-    own(&mut cache, &switch, port, 1);
-    for _ in 0..Worth::WINDOW * Worth::WORTHWHILE {
-        assert!(cache.wants_announcements());
-        own(&mut cache, &switch, port, 1);
-        assert!(!cache.is_bypassed());
+}
+
+#[test]
+fn what_finds_no_room_is_given_some_once_it_was_wished_for() {
+    let (switch, port) = switch_with_a_port();
+    let mut cache = Cache::new(4);
+    let all =
+        |cache: &mut Cache| (0..=255).for_each(|n| assert_eq!(own(cache, &switch, port, n), SAME));
+    all(&mut cache);
+    let mut rooms = Vec::new();
+    for _ in 0..20 {
+        if let Some(verdicts) = cache.wish() {
+            assert_eq!(cache.wish(), None, "said once");
+            rooms.push(verdicts);
+            cache.furnish(Room::new(verdicts));
+            assert!(!cache.is_bypassed());
+        }
+        all(&mut cache);
     }
-    assert!(!cache.wants_announcements());
+    // 256 fill an eighth of the last. By bad luck five of them meet where there is room for four.
+    assert!(rooms.starts_with(&[32, 256, 2048]), "{rooms:?}");
+    let hits = cache.hits_and_misses().0;
+    all(&mut cache);
+    assert!(cache.hits_and_misses().0 > hits + 200);
+
+    let mut full = Cache::new(Room::MOST);
+    full.crowd.wish = true;
+    assert_eq!(full.wish(), None, "there is no more");
+}
+
+#[test]
+fn frames_are_announced_while_many_are_looked_up_in_more_than_little_room() {
+    let (switch, port) = switch_with_a_port();
+    for (entries, wants) in [(Cache::ENTRIES_DEFAULT, false), (2 * Cache::ENTRIES_DEFAULT, true)] {
+        let mut cache = Cache::new(entries);
+        for n in 0..Cache::SCATTERED as u8 {
+            assert!(!cache.wants_announcements());
+            own(&mut cache, &switch, port, n);
+        }
+        cache.release();
+        assert_eq!(cache.wants_announcements(), wants);
+        // Of one flow only the first is looked up.
+        (0..100).for_each(|_| assert_eq!(own(&mut cache, &switch, port, 1), SAME));
+        cache.release();
+        assert!(!cache.wants_announcements());
+    }
+}
+
+/// Where addresses are forgotten soon, what is remembered does not keep one that talks from being heard of.
+#[test]
+fn who_talks_is_not_forgotten_however_much_room_there_is() {
+    let (switch, network, port) = switch_with_a_network();
+    for age in [3, 10, 300] {
+        let mac_age = std::time::Duration::from_secs(age);
+        switch
+            .set_network(network, crate::NetworkConfig { mac_age, ..Default::default() })
+            .unwrap();
+        let (mut cache, mut now) = (Cache::new(Room::MOST), 1);
+        for _ in 0..100 {
+            now += 300;
+            let mut frame = head(0x88b5, 0, 0);
+            frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 7]);
+            assert_eq!(cache.lookup(&switch.snapshot(), port, &frame, now), SAME);
+            cache.release();
+            switch.maintain(now);
+            assert_eq!(switch.fdb(network, now).unwrap().len(), 1);
+        }
+    }
+}
+
+/// One that talks all the time is looked up anew about once a second, and its source is stamped then.
+#[test]
+fn who_talks_is_looked_up_now_and_then() {
+    for (entries, seconds) in [(Cache::ENTRIES_DEFAULT, 1), (2 * Cache::ENTRIES_DEFAULT, 8)] {
+        let (switch, network, port) = switch_with_a_network();
+        let mut cache = Cache::new(entries);
+        for now in (250..100_000).step_by(10) {
+            let mut frame = head(0x88b5, 0, 0);
+            frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 7]);
+            assert_eq!(cache.lookup(&switch.snapshot(), port, &frame, now), SAME);
+            cache.release();
+            let age = switch.fdb(network, now).unwrap().first().unwrap().age;
+            assert!(age.as_secs() <= seconds, "{age:?}");
+        }
+        let worked_out = cache.hits_and_misses().1;
+        assert!(worked_out <= 1 + 100 / seconds, "{worked_out} in 100 s");
+    }
 }

@@ -13,13 +13,7 @@ use crate::table::Slot;
 #[inline]
 pub(crate) fn key(fid: u16, mac: Mac) -> u64 {
     let Mac([a, b, c, d, e, f]) = mac;
-    u64::from_le_bytes([0, 0, a, b, c, d, e, f]) | rest_of_key(fid)
-}
-
-/// What is in a key besides the address.
-#[inline]
-pub(crate) fn rest_of_key(fid: u16) -> u64 {
-    u64::from(fid & 0xfff) | 1 << 12
+    u64::from_le_bytes([0, 0, a, b, c, d, e, f]) | u64::from(fid & 0xfff) | 1 << 12
 }
 
 /// The address in a key.
@@ -67,7 +61,7 @@ impl Value {
     /// Whether it is live, and this is its port.
     #[inline]
     pub(super) fn is_behind(self, port: PortId) -> bool {
-        LivePort::of(self.word).0 == Self::LIVE | u32::from(port.0)
+        self.word & (Self::LIVE | 0xffff) == Self::LIVE | u32::from(port.0)
     }
 
     pub(super) fn port(self) -> PortId {
@@ -84,46 +78,6 @@ impl Value {
         let age = (now_ms as u32).wrapping_sub(self.stamp).cast_signed();
         age.max(0).cast_unsigned().into()
     }
-}
-
-/// Of an entry, its port, and whether it is live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LivePort(u32);
-
-impl LivePort {
-    /// No entry has this.
-    pub(crate) const NOBODY: Self = Self(u32::MAX);
-
-    fn of(word: u32) -> Self {
-        Self(word & (Value::LIVE | 0xffff))
-    }
-
-    pub(crate) fn port(self) -> Option<PortId> {
-        (self.0 & Value::LIVE != 0).then_some(PortId(self.0 as u16))
-    }
-
-    /// One of so many, a power of two.
-    #[inline]
-    pub(crate) fn place(self, of: usize) -> usize {
-        self.0 as usize % of
-    }
-}
-
-/// Whether a source is behind this port. It was seen now.
-#[inline(always)]
-pub(crate) fn is_seen(slot: Slot<'_>, port: PortId, now_ms: u64) -> bool {
-    let value = Value::of(slot);
-    let is = value.is_behind(port);
-    if is {
-        refresh(slot, value, now_ms);
-    }
-    is
-}
-
-/// The port that the address of this slot is behind.
-#[inline]
-pub(crate) fn port_of(slot: Slot<'_>) -> LivePort {
-    LivePort::of(slot.value.load(Ordering::Acquire))
 }
 
 /// Stamps an entry that is in use, at most once in [`REFRESH_MS`]; returns the stamp it has now. If it

@@ -43,7 +43,8 @@ impl TapTx {
     /// descriptor is known to be readable. The worker asks the kernel about that now and then.
     pub(crate) fn burst(&mut self, forward: &mut Forward<'_>) -> usize {
         let Some(counters) = self.port.incoming.get(usize::from(self.index)) else { return 0 };
-        let Forward { lookup, head, egress } = forward;
+        let Forward { lookup, heads, egress } = forward;
+        let [[head, ..], _] = &mut **heads;
         let sender = Sender::new(&self.port, counters, Offloads::ALL, lookup, egress);
         let (mut frames, mut bytes) = (0, 0);
         while frames < BURST {

@@ -252,7 +252,6 @@ impl Device for NetDevice {
                 enabled,
                 armed,
                 faulted,
-                turn: None,
             };
             let (id, live) = (live.id(), TxQueue::Vhost(Box::new(live)));
             self.port.homes.start(&self.wiring.workers, id, live, node);

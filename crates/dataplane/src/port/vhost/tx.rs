@@ -5,21 +5,17 @@ use std::sync::Arc;
 
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
-use packet::{Offloads, RawVirtioNetHdr, VirtioNetHdr};
-use switch::{Cache, DropReason, PortId};
+use packet::{Head, Offloads, RawVirtioNetHdr, VirtioNetHdr};
+use switch::DropReason;
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Soon, Used};
 
+use crate::egress::Egress;
 use crate::frame::{Body, fill};
 use crate::port::vhost::LINE;
 use crate::port::{Kind, Port};
-use crate::worker::forward::{BURST, Forward, Lookup, Sender};
+use crate::worker::forward::{BURST, Forward, Lookup, Sender, TOGETHER};
 use crate::worker::placement::TxId;
-
-/// How many frames ahead of the one being taken the next are fetched from the guest's cache.
-const AHEAD: u16 = Cache::AHEAD as u16;
-/// So many of them together: more at once than the processor keeps waiting for would hold everything up.
-const TOGETHER: u16 = Cache::TOGETHER as u16;
 
 /// A running TX queue. Its worker owns it.
 pub(crate) struct LiveTx {
@@ -39,8 +35,6 @@ pub(crate) struct LiveTx {
     pub(crate) armed: bool,
     /// The ring lied; it is not looked at any more.
     pub(crate) faulted: bool,
-    /// [`Cache::turns`] after its last burst, if the frames of that were announced.
-    pub(crate) turn: Option<usize>,
 }
 
 impl LiveTx {
@@ -81,85 +75,23 @@ impl LiveTx {
         &mut self,
         forward: &mut Forward<'_>,
     ) -> Result<usize, GuestFault> {
-        let Self { port, index, queue, mem, vnet_len, offloads, enabled, turn, .. } = self;
+        let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
-        let Forward { lookup, head, egress } = forward;
-        let sender = Sender::new(port, counters, *offloads, lookup, egress);
-        let scattered = lookup.cache.wants_announcements();
-        queue.look_ahead(BURST as u16 + 2 * AHEAD);
-        let fetch = |_, soon| fetch(mem, soon, *vnet_len, *offloads);
-        // The burst before announced the first frames of this one, unless another queue's was in between.
-        if scattered && !turn.is_some_and(|turn| lookup.cache.has_announced(turn)) {
-            queue.peek(AHEAD, AHEAD, fetch);
-            announce(queue, mem, *vnet_len, 0, lookup, port.id);
-            announce(queue, mem, *vnet_len, TOGETHER, lookup, port.id);
-        }
-        let (mut frames, mut bytes) = (0_usize, 0);
-        let result = loop {
-            if scattered {
-                if frames.is_multiple_of(TOGETHER.into()) {
-                    queue.peek(2 * AHEAD, TOGETHER, fetch);
-                    lookup.cache.expect(lookup.switch, port.id, lookup.now_ms);
-                    announce(queue, mem, *vnet_len, AHEAD, lookup, port.id);
-                }
-                lookup.cache.turn();
-            } else if frames.is_multiple_of(AHEAD.into()) {
-                queue.peek(AHEAD, AHEAD, fetch);
-            }
-            let (used, len) = match queue.next(mem) {
-                Ok(Next::Empty) => break Ok(()),
-                Ok(Next::One { buffer, id, writable }) => {
-                    let buffer = buffer.take(if writable { 0 } else { usize::MAX });
-                    let len = buffer.len().saturating_sub(*vnet_len);
-                    if !*enabled {
-                        counters.drop(DropReason::QueueDisabled, 1);
-                    } else if let Some(header) = load_header(buffer, *vnet_len, *offloads) {
-                        let frame = buffer.skip(*vnet_len);
-                        let begun = head.block_mut().map_or(0, |block| frame.copy_to_block(block));
-                        head.set_len(begun);
-                        let body = Body::One(frame.skip(begun));
-                        lookup.forward::<CHECKED>(&sender, header, head, body, len, egress);
-                    } else {
-                        counters.drop(DropReason::Runt, 1);
-                    }
-                    (Used { id, descs: 1, len: 0 }, len)
-                }
-                Ok(Next::Chain) => {
-                    let mut chain = Chain::new();
-                    match queue.pop(mem, &mut chain) {
-                        Ok(true) => {}
-                        Ok(false) => break Ok(()),
-                        Err(fault) => break Err(fault),
-                    }
-                    let slices = chain.readable();
-                    let len = (chain.readable_len() as usize).saturating_sub(*vnet_len);
-                    if *enabled {
-                        let skip = fill(head, slices, *vnet_len);
-                        let header = match *offloads {
-                            Offloads::NONE => VirtioNetHdr::default(),
-                            _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
-                        };
-                        let body = Body::Guest { slices, skip };
-                        lookup.forward::<CHECKED>(&sender, header.into(), head, body, len, egress);
-                    } else {
-                        counters.drop(DropReason::QueueDisabled, 1);
-                    }
-                    (chain.used(0), len)
-                }
-                Err(fault) => break Err(fault),
-            };
-            queue.complete(&[used]);
-            bytes += len as u64;
-            frames += 1;
-            if frames == BURST {
-                break Ok(());
-            }
+        let sender = Sender::new(port, counters, *offloads, &forward.lookup, &forward.egress);
+        queue.look_ahead((BURST + 2 * TOGETHER) as u16);
+        let scattered = forward.lookup.cache.wants_announcements();
+        let (vnet_len, enabled) = (*vnet_len, *enabled);
+        let mut burst = Burst { sender, mem, vnet_len, enabled, frames: 0, bytes: 0 };
+        let result = if scattered {
+            burst.take_in_hands::<CHECKED>(queue, forward)
+        } else {
+            burst.take_singly::<CHECKED>(queue, forward)
         };
-        *turn = scattered.then(|| lookup.cache.turns());
+        let Burst { frames, bytes, .. } = burst;
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
         // The receivers wait for their frames, the sender for nothing.
-        egress.close();
+        forward.egress.close();
         queue.publish();
         if queue.should_notify() {
             self.interrupt();
@@ -204,40 +136,173 @@ impl LiveTx {
     }
 }
 
-/// Has what is read of a frame first fetched from the guest's cache.
-#[inline(always)]
-fn fetch(mem: &GuestMemory, soon: Soon, vnet_len: usize, offloads: Offloads) {
-    if offloads != Offloads::NONE {
-        mem.prefetch_read(soon.addr);
+/// Frames being taken from a queue.
+struct Burst<'a> {
+    sender: Sender<'a>,
+    mem: &'a GuestMemory,
+    vnet_len: usize,
+    enabled: bool,
+    /// How many so far, and their bytes.
+    frames: usize,
+    bytes: u64,
+}
+
+/// A frame in one buffer, and the number under which that is given back.
+type Single<'m> = (GuestSlice<'m>, u16);
+
+impl<'a> Burst<'a> {
+    /// One after the other: nearly every frame is like the one before it.
+    #[inline(always)]
+    fn take_singly<const CHECKED: bool>(
+        &mut self,
+        queue: &mut Queue,
+        forward: &mut Forward<'_>,
+    ) -> Result<(), GuestFault> {
+        while self.frames < BURST {
+            if self.frames.is_multiple_of(TOGETHER) {
+                queue.peek(TOGETHER as u16, TOGETHER as u16, |_, soon| self.fetch(soon));
+            }
+            match queue.next(self.mem)? {
+                Next::Empty => break,
+                Next::One { buffer, id, writable } => {
+                    let buffer = buffer.take(if writable { 0 } else { usize::MAX });
+                    let Forward { lookup, heads: [[head, ..], _], egress } = forward;
+                    begin(head, buffer, self.vnet_len);
+                    self.deal_with::<CHECKED>(queue, (buffer, id), head, lookup, egress);
+                    self.frames += 1;
+                }
+                Next::Chain if self.deal_with_chain::<CHECKED>(queue, forward)? => {}
+                Next::Chain => break,
+            }
+        }
+        Ok(())
     }
-    let frame = soon.addr.wrapping_add(vnet_len as u64);
-    mem.prefetch_read(frame);
-    if soon.len as usize > vnet_len + LINE {
-        mem.prefetch_read(frame.wrapping_add(LINE as u64));
+
+    /// [`TOGETHER`] at once, so that their look-ups wait for memory together: while one hand of frames is dealt
+    /// with, what the next one needs is on its way.
+    #[inline(always)]
+    fn take_in_hands<const CHECKED: bool>(
+        &mut self,
+        queue: &mut Queue,
+        forward: &mut Forward<'_>,
+    ) -> Result<(), GuestFault> {
+        queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
+        let mut hands = [[(GuestSlice::EMPTY, 0); TOGETHER]; 2];
+        let (mut in_hand, mut turn) = (0, false);
+        loop {
+            let Forward { lookup, heads: [heads, other_heads], egress } = &mut *forward;
+            let [hand, other] = &mut hands;
+            let (now, soon) = if turn {
+                ((other_heads, other), (heads, hand))
+            } else {
+                ((heads, hand), (other_heads, other))
+            };
+            let (mut next, mut taken) = (Ok(Next::Empty), 0);
+            if self.frames < BURST {
+                let mut places = soon.1.iter_mut();
+                next = queue.next_few(self.mem, TOGETHER, |buffer, id, writable| {
+                    if let Some(place) = places.next() {
+                        *place = (buffer.take(if writable { 0 } else { usize::MAX }), id);
+                    }
+                });
+                taken = TOGETHER - places.len();
+                for (head, (buffer, _)) in soon.0.iter_mut().zip(&*soon.1).take(taken) {
+                    begin(head, *buffer, self.vnet_len);
+                    lookup.cache.announce(lookup.switch, self.sender.port.id, head.bytes());
+                }
+                queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
+            }
+            for (head, frame) in now.0.iter_mut().zip(now.1).take(in_hand) {
+                self.deal_with::<CHECKED>(queue, *frame, head, lookup, egress);
+            }
+            self.frames += taken;
+            (in_hand, turn) = (taken, !turn);
+            if taken == 0 {
+                match next? {
+                    Next::Chain if self.deal_with_chain::<CHECKED>(queue, forward)? => {}
+                    _ => return Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Forwards a frame, of which `head` holds the beginning.
+    #[inline(always)]
+    fn deal_with<const CHECKED: bool>(
+        &mut self,
+        queue: &mut Queue,
+        (buffer, id): Single<'_>,
+        head: &mut Head,
+        lookup: &mut Lookup<'_>,
+        egress: &mut Egress<'_>,
+    ) {
+        let Self { sender, vnet_len, .. } = self;
+        let len = buffer.len().saturating_sub(*vnet_len);
+        if !self.enabled {
+            sender.counters.drop(DropReason::QueueDisabled, 1);
+        } else if let Some(header) = load_header(buffer, *vnet_len, sender.offloads) {
+            let body = Body::One(buffer.skip(*vnet_len + head.len()));
+            lookup.forward::<CHECKED>(sender, header, head, body, len, egress);
+        } else {
+            sender.counters.drop(DropReason::Runt, 1);
+        }
+        queue.complete(&[Used { id, descs: 1, len: 0 }]);
+        self.bytes += len as u64;
+    }
+
+    /// Takes a frame in several buffers and forwards it; false if there is none.
+    #[inline(never)]
+    fn deal_with_chain<const CHECKED: bool>(
+        &mut self,
+        queue: &mut Queue,
+        forward: &mut Forward<'_>,
+    ) -> Result<bool, GuestFault> {
+        let Self { sender, vnet_len, .. } = self;
+        let Forward { lookup, heads: [[head, ..], _], egress } = forward;
+        let mut chain = Chain::new();
+        if !queue.pop(self.mem, &mut chain)? {
+            return Ok(false);
+        }
+        let slices = chain.readable();
+        let len = (chain.readable_len() as usize).saturating_sub(*vnet_len);
+        if self.enabled {
+            let skip = fill(head, slices, *vnet_len);
+            let header = match sender.offloads {
+                Offloads::NONE => VirtioNetHdr::default(),
+                _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
+            };
+            let body = Body::Guest { slices, skip };
+            lookup.forward::<CHECKED>(sender, header.into(), head, body, len, egress);
+        } else {
+            sender.counters.drop(DropReason::QueueDisabled, 1);
+        }
+        queue.complete(&[chain.used(0)]);
+        self.bytes += len as u64;
+        self.frames += 1;
+        Ok(true)
+    }
+
+    /// Has what is read of a frame first fetched from the guest's cache.
+    #[inline(always)]
+    fn fetch(&self, soon: Soon) {
+        if self.sender.offloads != Offloads::NONE {
+            self.mem.prefetch_read(soon.addr);
+        }
+        let frame = soon.addr.wrapping_add(self.vnet_len as u64);
+        self.mem.prefetch_read(frame);
+        if soon.len as usize > self.vnet_len + LINE {
+            self.mem.prefetch_read(frame.wrapping_add(LINE as u64));
+        }
     }
 }
 
-/// Announces [`TOGETHER`] frames that come after so many.
-#[inline(never)]
-fn announce(
-    queue: &Queue,
-    mem: &GuestMemory,
-    vnet_len: usize,
-    after: u16,
-    lookup: &mut Lookup<'_>,
-    in_port: PortId,
-) {
-    let mut frames = [None; Cache::TOGETHER];
-    queue.peek(after, TOGETHER, |n, soon| {
-        if !soon.indirect
-            && let Some(place) = frames.get_mut(usize::from(n))
-        {
-            *place = mem.slice(soon.addr, soon.len);
-        }
-    });
-    // What is read here is read again when it is its turn.
-    let front = |buffer: &Option<GuestSlice<'_>>| buffer.and_then(|b| b.skip(vnet_len).load());
-    lookup.cache.announce(lookup.switch, in_port, after.into(), frames.iter().map(front));
+/// Copies the beginning of a frame, which comes after `vnet_len` bytes of header.
+#[inline(always)]
+fn begin(head: &mut Head, buffer: GuestSlice<'_>, vnet_len: usize) {
+    if let Some(block) = head.block_mut() {
+        let begun = buffer.skip(vnet_len).copy_to_block(block);
+        head.set_len(begun);
+    }
 }
 
 /// The virtio-net header at the front of a buffer, in registers.

@@ -172,7 +172,6 @@ impl Table {
             enabled: false,
             armed: true,
             faulted: false,
-            turn: None,
         };
         let expected = Expected { number: self.starts, enabled: false, call };
         self.running[usize::from(index)] = Some(expected);

@@ -1,0 +1,273 @@
+//! A worker's memory of verdicts on frames from one address to another.
+//!
+//! Each is in one cache line that follows from addresses, in-port and VLAN, with those of three others. So
+//! that four fit, in-port, VLAN and verdict are numbered together: a *way*, of which there are few. A way is
+//! as old as the generation of the network's configuration and MAC table (the crate's essay, 3): under
+//! another one its verdicts are forgotten, which is a number in the way, and in each verdict.
+
+use crate::cache::{Key, Packed};
+use crate::table::Seed;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    sets: Box<[Set]>,
+    seed: Seed,
+    /// The first is none.
+    ways: Vec<Way>,
+    /// Numbers of ways, each where it is looked for when a verdict is remembered; 0: none.
+    numbers: Box<[u16; Pairs::NUMBERS]>,
+    /// Which of four verdicts makes room for another the next time.
+    turn: usize,
+}
+
+/// One cache line: addresses, in thirds, and what is known about them.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
+struct Set {
+    thirds: [[u32; Set::PLACES]; 3],
+    what: [u32; Set::PLACES],
+}
+
+/// What frames of one port and VLAN have in common that get one verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    /// See [`Key::lane`].
+    lane: u32,
+    verdict: Packed,
+    /// Under which that is so; 0 never is one.
+    generation: u64,
+    /// How often that changed.
+    epoch: u32,
+}
+
+/// Of a remembered verdict, packed: the number of its way (16 bits), the way's epoch (10 bits), and the source's
+/// stamp (6 bits, in units of [`What::UNIT_MS`]). 0: nothing is known.
+///
+/// Stamps come round after 16 s: what was not asked for longer than that may count as new once more, if
+/// nothing in its network has changed. Its verdict is right then; the source is stamped a little later.
+#[derive(Clone, Copy, Debug)]
+struct What(u32);
+
+/// What remembering a verdict took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// It was known before a change, or some time ago.
+    Again,
+    /// A place that was free.
+    Room,
+    /// The place of another that counted still.
+    Instead,
+}
+
+/// Room for the verdicts that a [`Cache`](crate::Cache) remembers: 16 bytes for each.
+#[derive(Debug)]
+pub struct Room(Box<[Set]>);
+
+impl Room {
+    /// Most verdicts there is room for.
+    pub const MOST: usize = 1 << 22;
+
+    /// Room for so many verdicts, rounded up to a power of two, at least 4 and at most [`Room::MOST`]. All
+    /// of its memory is there when this returns, for which large ones take some milliseconds.
+    pub fn new(verdicts: usize) -> Self {
+        let sets = verdicts.min(Self::MOST).div_ceil(Set::PLACES).max(1).next_power_of_two();
+        let mut empty = Vec::with_capacity(sets);
+        sys::prefer_huge_pages(empty.spare_capacity_mut());
+        empty.resize(sets, Set::default());
+        Self(empty.into())
+    }
+}
+
+impl Set {
+    const PLACES: usize = 4;
+
+    /// What is known about these addresses. They are compared with all at once: written so that the compiler
+    /// takes vectors, and no branch for each.
+    #[inline(always)]
+    fn find(&self, [a, b, c]: [u32; 3]) -> What {
+        let same = |column: [u32; Self::PLACES], part: u32| {
+            column.map(|word| if word == part { u32::MAX } else { 0 })
+        };
+        let [first, second, third] = self.thirds;
+        let [[p, q, r, s], [e, f, g, h], [i, j, k, l]] =
+            [same(first, a), same(second, b), same(third, c)];
+        let [w, x, y, z] = self.what;
+        What(w & p & e & i | x & q & f & j | y & r & g & k | z & s & h & l)
+    }
+
+    /// The place of these addresses.
+    fn place(&self, [a, b, c]: [u32; 3]) -> Option<usize> {
+        let [first, second, third] = &self.thirds;
+        let mut places = first.iter().zip(second).zip(third);
+        places.position(|((first, second), third)| (*first, *second, *third) == (a, b, c))
+    }
+
+    fn put(&mut self, place: usize, thirds: [u32; 3], What(what): What) {
+        let columns = self.thirds.iter_mut().chain([&mut self.what]);
+        for (column, word) in columns.zip(thirds.into_iter().chain([what])) {
+            if let Some(at) = column.get_mut(place) {
+                *at = word;
+            }
+        }
+    }
+}
+
+impl What {
+    const UNIT_MS: u64 = 256;
+    const STAMPS: u32 = 1 << 6;
+    const EPOCHS: u32 = 1 << 10;
+    const WAYS: usize = 1 << 16;
+
+    fn new(way: u16, epoch: u32, stamp: u32) -> Self {
+        Self(u32::from(way) << 16 | epoch << 6 | stamp)
+    }
+
+    #[inline]
+    fn way(self) -> usize {
+        (self.0 >> 16) as usize
+    }
+
+    #[inline]
+    fn epoch(self) -> u32 {
+        self.0 / Self::STAMPS % Self::EPOCHS
+    }
+
+    /// Whether the stamp is at most so many units old.
+    #[inline]
+    fn is_fresh(self, now_ms: u64, units: u32) -> bool {
+        Self::stamp(now_ms).wrapping_sub(self.0) % Self::STAMPS <= units
+    }
+
+    #[inline]
+    fn stamp(ms: u64) -> u32 {
+        (ms / Self::UNIT_MS) as u32 % Self::STAMPS
+    }
+}
+
+impl Pairs {
+    const NUMBERS: usize = 1024;
+    /// Up to so many verdicts, each is looked up anew after a second; of more, after eight.
+    const FEW: usize = 8192;
+
+    pub(crate) fn new(Room(sets): Room) -> Self {
+        let way = Way { lane: 0, verdict: Packed::DEFAULT, generation: 0, epoch: 0 };
+        let numbers = Box::new([0; Self::NUMBERS]);
+        Self { sets, seed: Seed::random(), ways: vec![way], numbers, turn: 0 }
+    }
+
+    /// How many verdicts there is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.sets.len() * Set::PLACES
+    }
+
+    /// How long a verdict counts without looking at the source, milliseconds.
+    pub(crate) fn stay_ms(&self) -> u64 {
+        if self.room() > Self::FEW { 8000 } else { 1000 }
+    }
+
+    #[inline]
+    fn stay_units(&self) -> u32 {
+        // At least as long as it is to be: until then its source is not stamped anew.
+        self.stay_ms().div_ceil(What::UNIT_MS) as u32
+    }
+
+    /// Another room for them, which is empty.
+    pub(crate) fn furnish(&mut self, Room(sets): Room) {
+        self.sets = sets;
+    }
+
+    #[inline(always)]
+    fn at(&self, key: Key) -> usize {
+        let (first, second) = key.halves();
+        self.seed.hash(first, second) & (self.sets.len() - 1)
+    }
+
+    /// Has what is known about this key fetched.
+    #[inline(always)]
+    pub(crate) fn fetch(&self, key: Key) {
+        sys::prefetch::read(self.sets.as_ptr().wrapping_add(self.at(key)));
+    }
+
+    /// The verdict, if it is known under this generation.
+    #[inline(always)]
+    pub(crate) fn get(&self, key: Key, generation: u64, now_ms: u64) -> Option<Packed> {
+        let what = self.sets.get(self.at(key))?.find(key.thirds());
+        let way = self.ways.get(what.way())?;
+        let is = way.lane == key.lane()
+            && way.generation == generation
+            && way.epoch == what.epoch()
+            && what.is_fresh(now_ms, self.stay_units());
+        is.then_some(way.verdict)
+    }
+
+    /// Remembers a verdict that was worked out under this generation.
+    pub(crate) fn remember(
+        &mut self,
+        key: Key,
+        generation: u64,
+        verdict: Packed,
+        (stamp_ms, now_ms): (u64, u64),
+    ) -> Kept {
+        let way = self.way(key.lane(), verdict, generation);
+        let epoch = self.ways.get(usize::from(way)).map_or(0, |way| way.epoch);
+        let what = What::new(way, epoch, What::stamp(stamp_ms));
+        let (at, thirds) = (self.at(key), key.thirds());
+        let Some(set) = self.sets.get(at) else { return Kept::Instead };
+        let counts = |what: &u32| self.counts(What(*what), key.lane(), generation, now_ms);
+        let free = set.what.iter().position(|what| !counts(what));
+        let (place, kept) = match (set.place(thirds), free) {
+            (Some(same), _) if set.what.get(same) != Some(&0) => (same, Kept::Again),
+            (_, Some(free)) => (free, Kept::Room),
+            (_, None) => {
+                self.turn += 1;
+                (self.turn % Set::PLACES, Kept::Instead)
+            }
+        };
+        if let Some(set) = self.sets.get_mut(at) {
+            set.put(place, thirds, what);
+        }
+        kept
+    }
+
+    /// Whether that may count still.
+    fn counts(&self, what: What, lane: u32, generation: u64, now_ms: u64) -> bool {
+        let Some(way) = self.ways.get(what.way()) else { return false };
+        way.generation != 0
+            && (way.generation == generation || way.lane != lane)
+            && way.epoch == what.epoch()
+            && what.is_fresh(now_ms, self.stay_units())
+    }
+
+    /// The number of a way under this generation.
+    fn way(&mut self, lane: u32, verdict: Packed, generation: u64) -> u16 {
+        let place = self.seed.hash(lane.into(), verdict.bits().into()) % Self::NUMBERS;
+        let number = self.numbers.get(place).copied().unwrap_or_default();
+        if let Some(way) = self.ways.get_mut(usize::from(number))
+            && (way.lane, way.verdict) == (lane, verdict)
+        {
+            if way.generation == generation {
+                return number;
+            }
+            if way.epoch + 1 < What::EPOCHS {
+                (way.generation, way.epoch) = (generation, way.epoch + 1);
+                return number;
+            }
+        }
+        if self.ways.len() == What::WAYS {
+            // None of them are known by a number any more.
+            self.ways.truncate(1);
+            self.numbers.fill(0);
+            self.sets.fill(Set::default());
+        }
+        let number = self.ways.len() as u16;
+        self.ways.push(Way { lane, verdict, generation, epoch: 0 });
+        if let Some(place) = self.numbers.get_mut(place) {
+            *place = number;
+        }
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests;
