@@ -68,7 +68,7 @@ pub struct FdbEntry {
     pub vlan: Option<u16>,
     /// Port behind which it is.
     pub port: Name,
-    /// Seconds since it last sent a frame.
+    /// Seconds since it last sent a frame. Where thousands of pairs of addresses talk, one that sends may show up to 8.
     pub age: u64,
     /// Entered by hand: never forgotten, never moved.
     pub fixed: bool,

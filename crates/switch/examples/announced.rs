@@ -75,7 +75,7 @@ fn measure(machines: u64) {
         let wrong = burst(&switch, &mut cache, ports, &fronts);
         let cycles = (ticks() - start) as f64 / BURST as f64;
         assert_eq!(wrong, 0);
-        if let Some(verdicts) = cache.wish() {
+        if let Some(verdicts) = cache.wish(2) {
             cache.furnish(Room::new(verdicts));
         }
         // The first ones find out how much there is to remember.

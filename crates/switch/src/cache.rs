@@ -56,13 +56,19 @@ impl Last {
     const ASIDE: u32 = 1 << 16;
 }
 
-/// Verdicts that took the place of others that counted still, in about a second.
+/// How many there are that talk.
 #[derive(Debug, Default)]
 struct Crowd {
-    since_ms: u64,
+    /// Verdicts that took the place of others that counted still, in about a second.
     number: usize,
-    /// More room is needed.
-    wish: bool,
+    since_ms: u64,
+    /// There is too little room.
+    wants_room: bool,
+    /// What room there should be has been said.
+    is_told: bool,
+    /// Verdicts that were worked out in some time, at least one for each pair that talks.
+    all: usize,
+    all_since_ms: u64,
 }
 
 /// No port has this number.
@@ -98,19 +104,27 @@ impl Cache {
         }
     }
 
-    /// For how many verdicts there should be room, if there is not: said once. To be given by
-    /// [`Cache::furnish`], whenever that is ready.
-    pub fn wish(&mut self) -> Option<usize> {
-        let room = self.pairs.room();
-        let wish = std::mem::take(&mut self.crowd.wish) && room < Room::MOST;
-        wish.then_some((room * 8).min(Room::MOST))
+    /// For how many verdicts there should be room, if that is other than it is: to be given by
+    /// [`Cache::furnish`] whenever it is ready, and not said again before. To be asked now and then.
+    pub fn wish(&mut self, now_ms: u64) -> Option<usize> {
+        let Self { pairs, crowd, .. } = self;
+        let (room, least) = (pairs.room(), Self::ENTRIES_DEFAULT);
+        let wish = if crowd.is_told {
+            None
+        } else if crowd.wants_room && room < Room::MOST {
+            Some((room * 8).min(Room::MOST))
+        } else {
+            (room > least && crowd.are_few(now_ms, least)).then_some(least)
+        };
+        crowd.is_told |= wish.is_some();
+        wish
     }
 
-    /// Other room for verdicts. Those that are remembered are forgotten.
-    pub fn furnish(&mut self, room: Room) {
-        self.pairs.furnish(room);
+    /// Other room for verdicts; those that are remembered are forgotten. Returns the room there was.
+    pub fn furnish(&mut self, room: Room) -> Room {
         self.crowd = Crowd::default();
         self.worth.begin_again();
+        self.pairs.furnish(room)
     }
 
     /// The verdict on a frame that came in at `in_port`, of which `head` is the beginning (18
@@ -302,6 +316,7 @@ fn decide(
     let age_ms = snapshot.port(in_port).map_or(0, |port| port.fdb.age_ms());
     let short = cache.pairs.stay_ms().saturating_sub(REFRESH_MS.max(age_ms / 4));
     let stamp_ms = u64::from(stamp).wrapping_sub(short);
+    cache.crowd.all += 1;
     match cache.pairs.remember(key, generation, way, (stamp_ms, now_ms)) {
         Kept::Again | Kept::Room => cache.worth.renewed(),
         Kept::Instead => {
@@ -326,6 +341,18 @@ fn fetch_addresses(held: &mut Held, snapshot: &Snapshot, in_port: PortId, key: K
 
 impl Crowd {
     const SECOND_MS: u64 = 1000;
+    /// Longer than a verdict is not looked up anew.
+    const WHILE_MS: u64 = 16_000;
+
+    /// Whether in the last while half of so much room would have been enough for all.
+    fn are_few(&mut self, now_ms: u64, room: usize) -> bool {
+        if now_ms.saturating_sub(self.all_since_ms) < Self::WHILE_MS {
+            return false;
+        }
+        let few = self.all < room / 2 && self.all_since_ms != 0;
+        (self.all, self.all_since_ms) = (0, now_ms);
+        few
+    }
 
     /// Counts one. More room is needed if they are many, in a second, for so much as there is; or if little is found.
     fn count(&mut self, now_ms: u64, room: usize, little: bool) {
@@ -333,7 +360,7 @@ impl Crowd {
             (self.since_ms, self.number) = (now_ms, 0);
         }
         self.number += 1;
-        self.wish |= little || self.number > room / 16;
+        self.wants_room |= little || self.number > room / 16;
     }
 }
 

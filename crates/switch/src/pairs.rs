@@ -172,9 +172,9 @@ impl Pairs {
         self.stay_ms().div_ceil(What::UNIT_MS) as u32
     }
 
-    /// Another room for them, which is empty.
-    pub(crate) fn furnish(&mut self, Room(sets): Room) {
-        self.sets = sets;
+    /// Another room for them, which is empty; returns the one there was.
+    pub(crate) fn furnish(&mut self, Room(sets): Room) -> Room {
+        Room(std::mem::replace(&mut self.sets, sets))
     }
 
     #[inline(always)]

@@ -297,7 +297,7 @@ impl Worker {
             self.settled_ms = self.now_ms;
             self.cache.settle(self.switch.snapshot());
         }
-        if let Some(verdicts) = self.cache.wish() {
+        if let Some(verdicts) = self.cache.wish(self.now_ms) {
             // Megabytes that the kernel has to clear: no frame waits for that. Nor does a thread that is started
             // by one of the runtime keep to this worker's CPU.
             let mailbox = self.shared.mailbox.clone();
@@ -474,7 +474,10 @@ impl Worker {
                 Command::SetCall(port, index, call) => set_call(&port, index, call),
                 Command::SetEnabled(port, index, on) => set_enabled(&port, index, on),
                 Command::Disk(id, command) => self.obey_disk(id, command),
-                Command::Furnish(room) => self.cache.furnish(room),
+                Command::Furnish(room) => {
+                    let old = self.cache.furnish(room);
+                    self.runtime.spawn(async move { drop(old) });
+                }
                 Command::Exit => self.exit = true,
             }
         }

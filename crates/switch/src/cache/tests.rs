@@ -114,7 +114,7 @@ fn misses_without_hits_put_it_aside_for_a_while() {
         assert_eq!(cache.hits_and_misses(), (hits + 256, misses));
         assert!(!cache.is_bypassed());
     }
-    assert_eq!(cache.wish(), None);
+    assert_eq!(cache.wish(1), None);
 
     // Too many for it.
     let mut cache = Cache::new(1);
@@ -141,8 +141,9 @@ fn what_finds_no_room_is_given_some_once_it_was_wished_for() {
     all(&mut cache);
     let mut rooms = Vec::new();
     for _ in 0..20 {
-        if let Some(verdicts) = cache.wish() {
-            assert_eq!(cache.wish(), None, "said once");
+        if let Some(verdicts) = cache.wish(1) {
+            all(&mut cache);
+            assert_eq!(cache.wish(1), None, "said once");
             rooms.push(verdicts);
             cache.furnish(Room::new(verdicts));
             assert!(!cache.is_bypassed());
@@ -156,8 +157,36 @@ fn what_finds_no_room_is_given_some_once_it_was_wished_for() {
     assert!(cache.hits_and_misses().0 > hits + 200);
 
     let mut full = Cache::new(Room::MOST);
-    full.crowd.wish = true;
-    assert_eq!(full.wish(), None, "there is no more");
+    full.crowd.wants_room = true;
+    assert_eq!(full.wish(1), None, "there is no more");
+}
+
+#[test]
+fn room_that_few_need_is_given_back() {
+    let (switch, port) = switch_with_a_port();
+    let mut cache = Cache::new(Room::MOST);
+    let talk = |cache: &mut Cache, pairs: u16, now: u64| {
+        for n in 0..pairs {
+            let mut frame = head(0x88b5, 0, 0);
+            let [high, low] = n.to_be_bytes();
+            frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 1, high, low]);
+            cache.lookup(&switch.snapshot(), port, &frame, now);
+        }
+        cache.wish(now)
+    };
+    // The destination is known.
+    own(&mut cache, &switch, port, 1);
+    let most = Cache::ENTRIES_DEFAULT as u16 - 1000;
+    for now in (1..60_000).step_by(500) {
+        assert_eq!(talk(&mut cache, most, now), None, "all of them talk");
+    }
+    let wishes: Vec<_> =
+        (60_000..120_000).step_by(500).filter_map(|now| talk(&mut cache, 100, now)).collect();
+    assert_eq!(wishes, [Cache::ENTRIES_DEFAULT], "said once");
+    cache.furnish(Room::new(Cache::ENTRIES_DEFAULT));
+    for now in (120_000..180_000).step_by(500) {
+        assert_eq!(talk(&mut cache, 100, now), None, "it is as it was at first");
+    }
 }
 
 #[test]
