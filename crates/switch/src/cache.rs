@@ -344,12 +344,13 @@ impl Crowd {
     /// Longer than a verdict is not looked up anew.
     const WHILE_MS: u64 = 16_000;
 
-    /// Whether in the last while half of so much room would have been enough for all.
+    /// Whether in the last while an eighth of so much room would have been enough for all. In a half of it some would
+    /// push each other out, and ask for more again.
     fn are_few(&mut self, now_ms: u64, room: usize) -> bool {
         if now_ms.saturating_sub(self.all_since_ms) < Self::WHILE_MS {
             return false;
         }
-        let few = self.all < room / 2 && self.all_since_ms != 0;
+        let few = self.all < room / 8 && self.all_since_ms != 0;
         (self.all, self.all_since_ms) = (0, now_ms);
         few
     }
