@@ -21,8 +21,8 @@ use crate::table::Table;
 use entry::{Value, fid_of, refresh};
 pub(crate) use entry::{key, mac_of};
 
-/// A source's last-seen stamp is written at most this often, milliseconds.
-pub(crate) const REFRESH_MS: u64 = 1000;
+/// A source's last-seen stamp is written at most this often, milliseconds: about once a second.
+pub(crate) const REFRESH_MS: u64 = 1024;
 /// Addresses that may change ports per second in one network; each one makes all workers forget
 /// what they remember of that network. Frames beyond it are forwarded all the same.
 const MOVES_PER_SECOND: u32 = 1024;

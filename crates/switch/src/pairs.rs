@@ -6,6 +6,7 @@
 //! another one its verdicts are forgotten, which is a number in the way, and in each verdict.
 
 use crate::cache::{Key, Packed};
+use crate::fdb::REFRESH_MS;
 use crate::table::Seed;
 
 /// See the module.
@@ -113,6 +114,8 @@ impl Set {
     }
 }
 
+const _: () = assert!(REFRESH_MS.is_multiple_of(What::UNIT_MS));
+
 impl What {
     const UNIT_MS: u64 = 256;
     const STAMPS: u32 = 1 << 6;
@@ -133,15 +136,16 @@ impl What {
         self.0 / Self::STAMPS % Self::EPOCHS
     }
 
-    /// Whether the stamp is at most so many units old.
+    /// Whether the stamp is less than so many units old: it was rounded up, so what is not fresh is at least as old, and
+    /// its source is stamped anew.
     #[inline]
     fn is_fresh(self, now_ms: u64, units: u32) -> bool {
-        Self::stamp(now_ms).wrapping_sub(self.0) % Self::STAMPS <= units
+        let next = ((now_ms / Self::UNIT_MS) as u32).wrapping_add(1);
+        next.wrapping_sub(self.0) % Self::STAMPS <= units
     }
 
-    #[inline]
     fn stamp(ms: u64) -> u32 {
-        (ms / Self::UNIT_MS) as u32 % Self::STAMPS
+        (ms.div_ceil(Self::UNIT_MS) % u64::from(Self::STAMPS)) as u32
     }
 }
 
@@ -161,15 +165,15 @@ impl Pairs {
         self.sets.len() * Set::PLACES
     }
 
-    /// How long a verdict counts without looking at the source, milliseconds.
+    /// How long a verdict counts without looking at the source, milliseconds, and up to two units more: a
+    /// multiple of them.
     pub(crate) fn stay_ms(&self) -> u64 {
-        if self.room() > Self::FEW { 8000 } else { 1000 }
+        if self.room() > Self::FEW { 8 * REFRESH_MS } else { REFRESH_MS }
     }
 
     #[inline]
     fn stay_units(&self) -> u32 {
-        // At least as long as it is to be: until then its source is not stamped anew.
-        self.stay_ms().div_ceil(What::UNIT_MS) as u32
+        (self.stay_ms() / What::UNIT_MS) as u32
     }
 
     /// Another room for them, which is empty; returns the one there was.
