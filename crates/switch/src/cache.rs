@@ -80,12 +80,12 @@ pub(crate) const NOBODY: u32 = u32::MAX;
 pub(crate) struct Key(u64, u64);
 
 /// A port, or the number of a drop reason; and what to do (4 bits) with which VLAN id (12 bits).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Packed(u16, u16);
 
 impl Cache {
     /// What [`Cache::default`] has room for: an eighth of a megabyte.
-    pub const ENTRIES_DEFAULT: usize = 8192;
+    pub const ENTRIES_DEFAULT: usize = Pairs::FEW;
     /// Look-ups in a pass from which on frames are announced.
     const SCATTERED: u32 = 8;
 
@@ -528,12 +528,6 @@ impl Packed {
             }
             Verdict::Forward { .. } | Verdict::Flood(_) => None,
         }
-    }
-
-    /// All of it.
-    #[inline]
-    pub(crate) fn bits(self) -> u32 {
-        u32::from(self.0) | u32::from(self.1) << 16
     }
 
     /// To be forwarded as it is.

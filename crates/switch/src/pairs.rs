@@ -5,6 +5,8 @@
 //! as old as the generation of the network's configuration and MAC table (the crate's essay, 3): under
 //! another one its verdicts are forgotten, which is a number in the way, and in each verdict.
 
+use std::collections::HashMap;
+
 use crate::cache::{Key, Packed};
 use crate::fdb::REFRESH_MS;
 use crate::table::Seed;
@@ -16,8 +18,8 @@ pub(crate) struct Pairs {
     seed: Seed,
     /// The first is none.
     ways: Vec<Way>,
-    /// Numbers of ways, each where it is looked for when a verdict is remembered; 0: none.
-    numbers: Box<[u16; Pairs::NUMBERS]>,
+    /// The number of each, by lane and verdict: for when a verdict is remembered.
+    numbers: HashMap<(u32, Packed), u16>,
     /// Which of four verdicts makes room for another the next time.
     turn: usize,
 }
@@ -150,14 +152,12 @@ impl What {
 }
 
 impl Pairs {
-    const NUMBERS: usize = 1024;
     /// Up to so many verdicts, each is looked up anew after a second; of more, after eight.
-    const FEW: usize = 8192;
+    pub(crate) const FEW: usize = 8192;
 
     pub(crate) fn new(Room(sets): Room) -> Self {
         let way = Way { lane: 0, verdict: Packed::DEFAULT, generation: 0, epoch: 0 };
-        let numbers = Box::new([0; Self::NUMBERS]);
-        Self { sets, seed: Seed::random(), ways: vec![way], numbers, turn: 0 }
+        Self { sets, seed: Seed::random(), ways: vec![way], numbers: HashMap::new(), turn: 0 }
     }
 
     /// How many verdicts there is room for.
@@ -245,10 +245,8 @@ impl Pairs {
 
     /// The number of a way under this generation.
     fn way(&mut self, lane: u32, verdict: Packed, generation: u64) -> u16 {
-        let place = self.seed.hash(lane.into(), verdict.bits().into()) % Self::NUMBERS;
-        let number = self.numbers.get(place).copied().unwrap_or_default();
-        if let Some(way) = self.ways.get_mut(usize::from(number))
-            && (way.lane, way.verdict) == (lane, verdict)
+        if let Some(&number) = self.numbers.get(&(lane, verdict))
+            && let Some(way) = self.ways.get_mut(usize::from(number))
         {
             if way.generation == generation {
                 return number;
@@ -261,14 +259,12 @@ impl Pairs {
         if self.ways.len() == What::WAYS {
             // None of them are known by a number any more.
             self.ways.truncate(1);
-            self.numbers.fill(0);
+            self.numbers.clear();
             self.sets.fill(Set::default());
         }
         let number = self.ways.len() as u16;
         self.ways.push(Way { lane, verdict, generation, epoch: 0 });
-        if let Some(place) = self.numbers.get_mut(place) {
-            *place = number;
-        }
+        self.numbers.insert((lane, verdict), number);
         number
     }
 }

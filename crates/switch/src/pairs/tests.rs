@@ -60,6 +60,18 @@ fn nothing_counts_under_another_generation() {
     }
 }
 
+/// However many ports talk with each other, a way has one number as long as its network does not change.
+#[test]
+fn a_way_keeps_its_number() {
+    let mut pairs = pairs(1 << 18);
+    for _ in 0..20 {
+        for (from, onto) in (0..100).flat_map(|from| (0..100).map(move |onto| (from, onto))) {
+            pairs.remember(key(from, onto as u8, 1), 1, to(onto), (0, 0));
+        }
+    }
+    assert_eq!(pairs.ways.len(), 1 + 100 * 100);
+}
+
 #[test]
 fn when_there_are_too_many_ways_all_are_forgotten() {
     let mut pairs = pairs(1 << 18);
