@@ -20,6 +20,8 @@ pub(crate) struct Pairs {
     ways: Vec<Way>,
     /// The number of each, by lane and verdict: for when a verdict is remembered.
     numbers: HashMap<(u32, Packed), u16>,
+    /// The number asked for last, as the next one often is the same.
+    recent: u16,
     /// Which of four verdicts makes room for another the next time.
     turn: usize,
 }
@@ -157,7 +159,8 @@ impl Pairs {
 
     pub(crate) fn new(Room(sets): Room) -> Self {
         let way = Way { lane: 0, verdict: Packed::DEFAULT, generation: 0, epoch: 0 };
-        Self { sets, seed: Seed::random(), ways: vec![way], numbers: HashMap::new(), turn: 0 }
+        let (seed, numbers) = (Seed::random(), HashMap::new());
+        Self { sets, seed, ways: vec![way], numbers, recent: 0, turn: 0 }
     }
 
     /// How many verdicts there is room for.
@@ -245,9 +248,15 @@ impl Pairs {
 
     /// The number of a way under this generation.
     fn way(&mut self, lane: u32, verdict: Packed, generation: u64) -> u16 {
-        if let Some(&number) = self.numbers.get(&(lane, verdict))
+        let is = |way: &&Way| (way.lane, way.verdict, way.generation != 0) == (lane, verdict, true);
+        let number = match self.ways.get(usize::from(self.recent)).filter(is) {
+            Some(_) => Some(self.recent),
+            None => self.numbers.get(&(lane, verdict)).copied(),
+        };
+        if let Some(number) = number
             && let Some(way) = self.ways.get_mut(usize::from(number))
         {
+            self.recent = number;
             if way.generation == generation {
                 return number;
             }
@@ -265,6 +274,7 @@ impl Pairs {
         let number = self.ways.len() as u16;
         self.ways.push(Way { lane, verdict, generation, epoch: 0 });
         self.numbers.insert((lane, verdict), number);
+        self.recent = number;
         number
     }
 }
