@@ -194,12 +194,16 @@ impl Lab {
         .map(drop)
     }
 
+    /// The store of the disk while it is connected. A daemon that starts before its store has none yet.
+    fn reached(&mut self) -> Result<Option<api::DiskStore>> {
+        Ok(self.near.disk("disk")?.store.filter(|store| store.connected))
+    }
+
     /// Waits until the disk reaches its store, which has to be by the device.
     fn connected(&mut self) -> Result<()> {
         wait_for("the disk to reach its store", LIMIT, || {
-            let store = self.near.disk("disk")?.store.context(|| "no store".into())?;
             pause(NAP)?;
-            Ok(store.connected.then_some(store))
+            self.reached()
         })
         .context(|| self.logs())
         .and_then(|store| {
@@ -212,18 +216,11 @@ impl Lab {
     /// Waits until the disk reaches its store by TCP.
     fn by_tcp(&mut self) -> Result<()> {
         wait_for("the disk to reach its store by TCP", LIMIT, || {
-            let store = self.near.disk("disk")?.store.context(|| "no store".into())?;
             pause(NAP)?;
-            Ok((store.connected && store.transport == Transport::Tcp).then_some(()))
+            let by_tcp = |store: &api::DiskStore| store.transport == Transport::Tcp;
+            Ok(self.reached()?.filter(by_tcp).map(drop))
         })
-        .context(|| {
-            format!(
-                "{}--- store
-{}",
-                self.near.log("daemon"),
-                self.far.log("store")
-            )
-        })
+        .context(|| self.logs())
     }
 
     /// Rounds of the writer that verifies.
