@@ -334,11 +334,12 @@ impl<R: Ring> Traffic<R> {
         self.check()
     }
 
-    /// Every machine behind every card sends a frame. One that is lost on its way is known all the
-    /// same.
+    /// Every machine behind every card sends two frames, as a switch may be busy with its table when it sees the first.
+    /// One that is lost on its way is known all the same.
     fn introduce(&mut self) -> Result<(), GeneratorError> {
         let (start, patience) = (Instant::now(), PATIENCE);
-        for index in (0..self.cards.len()).rev() {
+        let each = (0..self.cards.len()).rev();
+        for index in each.clone().chain(each) {
             let mut left = self.spec.flows;
             while left > 0 {
                 if start.elapsed() > patience {

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::PortId;
 use crate::domain::{Domain, Tells};
-use crate::table::Table;
+use crate::table::{Slot, Table};
 
 use entry::{Value, fid_of, refresh};
 pub(crate) use entry::{key, mac_of};
@@ -348,18 +348,23 @@ impl Fdb {
         let mut removed = 0;
         for (key, slot) in self.table.load().iter() {
             let value = Value::of(slot);
-            if !condemned(key, value) {
-                continue;
-            }
-            slot.value.store(Value::REMOVED, Ordering::Release);
-            if value.fixed() {
-                writer.stats.fixed -= 1;
-            } else {
-                writer.leave_count(value.port(), &self.macs);
-                removed += 1;
+            if condemned(key, value) {
+                removed += self.discard(writer, slot);
             }
         }
         removed
+    }
+
+    /// Removes an entry; returns 1 if it was a learned one.
+    fn discard(&self, writer: &mut Writer, slot: Slot<'_>) -> u64 {
+        let value = Value::of(slot);
+        slot.value.store(Value::REMOVED, Ordering::Release);
+        if value.fixed() {
+            writer.stats.fixed -= 1;
+            return 0;
+        }
+        writer.leave_count(value.port(), &self.macs);
+        1
     }
 
     // ---- control ----
@@ -406,12 +411,31 @@ impl Fdb {
     }
 
     /// Removes what is too old; tidies the table. Returns how many addresses were removed.
+    ///
+    /// Nothing is learned while the mutex is held, so a large table is looked through without it.
     pub(crate) fn maintain(&self, now_ms: u64) -> u64 {
+        let age_ms = self.age_ms();
+        let is_old = |slot: Slot<'_>| {
+            let value = Value::of(slot);
+            value.live().is_some() && !value.fixed() && value.age(now_ms) >= age_ms
+        };
+        let table = self.table.load_full();
+        let old: Vec<_> =
+            table.iter().filter_map(|(key, slot)| is_old(slot).then_some(key)).collect();
+        drop(table);
+        let mut gone = 0;
+        for keys in old.chunks(1024) {
+            let mut writer = self.writer.lock();
+            let table = self.table.load();
+            for key in keys {
+                // It may have been heard from since.
+                if let Some(slot) = table.get(*key).filter(|slot| is_old(*slot)) {
+                    gone += self.discard(&mut writer, slot);
+                }
+            }
+        }
         let mut writer = self.writer.lock();
         writer.retired = None;
-        let age_ms = self.age_ms();
-        let gone =
-            self.remove(&mut writer, |_, value| !value.fixed() && value.age(now_ms) >= age_ms);
         if gone > 0 {
             writer.stats.aged += gone;
             self.bump();

@@ -131,6 +131,43 @@ fn no_worker_remembers_what_is_over() {
     assert_eq!(wrong.into_inner(), 0, "answers that were over");
 }
 
+/// A large table is looked through without keeping anybody from learning.
+#[test]
+fn addresses_are_learned_while_a_table_is_tidied() {
+    const KNOWN: u64 = 100_000;
+    const NEW: u64 = 1000;
+    let switch = Switch::new();
+    let (network, ports) = network(&switch, 1);
+    let settings = NetworkConfig { mac_limit: 1 << 20, ..NetworkConfig::default() };
+    switch.set_network(network, settings).unwrap();
+    let says = |n: u64| {
+        let head = Frame::new(station(1 << 30), station(n)).head();
+        switch.snapshot().lookup(ports[0], head.bytes(), 1);
+    };
+    (0..KNOWN).for_each(says);
+    // Room for more, so that there is nothing to do but to look.
+    switch.maintain(1);
+    let known = || switch.network_stats(network).unwrap().macs;
+    assert_eq!(known(), KNOWN);
+    let (begun, over) = (Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.wait();
+            while !over.load(Ordering::Relaxed) {
+                switch.maintain(1);
+            }
+        });
+        begun.wait();
+        // One frame of each: who is not learned now is not known for long.
+        for n in 0..NEW {
+            says(KNOWN + n);
+            std::thread::yield_now();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(known() > KNOWN + NEW / 2, "{} of {NEW}", known() - KNOWN);
+}
+
 /// Two networks, the same addresses in both, learned by several workers while the tables grow:
 /// a learned address is found from then on, and only ever in its own network.
 #[test]
