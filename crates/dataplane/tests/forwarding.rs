@@ -7,10 +7,11 @@ mod common;
 
 use std::collections::HashMap;
 
-use common::frames::{BROADCAST, Mac, Vnet, eth, mac};
+use common::frames::{BROADCAST, ETHERTYPE, Mac, Vnet, eth, mac};
 use common::plane::{Balance, Plane};
 use common::vm::{Guest, Received, Vm};
 use common::{Rng, wait};
+use dataplane::rules::{Actions, Match, Rule, RuleId, RuleSet, RuleVerdict};
 use dataplane::{Direction, DropReason, PortId};
 
 /// Every address there can be, for 14-byte frames too.
@@ -468,7 +469,7 @@ fn flows_avoid_a_disabled_queue() {
 }
 
 /// So many machines behind two ports talk to each other, in all directions, that the worker has to make room
-/// to remember who is where, and takes their frames many at once.
+/// to remember who is where, and takes their frames many at once: what is more than one burst.
 #[test]
 fn more_pairs_than_there_is_room_for_at_first() {
     const MACHINES: u32 = 120;
@@ -494,10 +495,8 @@ fn more_pairs_than_there_is_room_for_at_first() {
                         eth(pair.0, pair.1, &rng.bytes(60))
                     })
                     .collect();
-                for sent in sent.chunks(60) {
-                    sent.iter().for_each(|frame| trio.vms[0].send(frame));
-                    assert!(frames(trio.vms[1].take(sent.len())) == sent);
-                }
+                trio.vms[0].send_at_once(&sent);
+                assert!(frames(trio.vms[1].take(sent.len())) == sent);
             }
         }
         // One moves away: what was remembered about it is over.
@@ -509,6 +508,34 @@ fn more_pairs_than_there_is_room_for_at_first() {
             let frame = eth(moved, machine(0, from), b"where are you?");
             trio.vms[0].send(&frame);
             assert_eq!(frames(trio.vms[2].take(1)), [frame.as_slice()]);
+        }
+        // What rules make of a frame is looked up, and not what it was. Others from there to there stay as they are.
+        let mut actions = Actions::only(RuleVerdict::Accept);
+        actions.rewrite.dst = Some(dataplane::Mac(moved));
+        let matches = Match { ethertype: Some(ETHERTYPE), ..Match::default() };
+        let rules = RuleSet {
+            from: vec![Rule { id: RuleId(1), priority: 0, matches, actions }],
+            ..RuleSet::default()
+        };
+        let rules = vec![(trio.ports[0], Some(rules))];
+        trio.plane.run(trio.plane.host.set_all_rules(rules)).unwrap();
+        for shift in 0..MACHINES {
+            let all = |ethertype: u16, to: &dyn Fn(u32) -> Mac| -> Vec<Vec<u8>> {
+                let others = (0..MACHINES).filter(|n| machine(1, *n) != moved);
+                let frame = |n| {
+                    let mut frame = eth(to(n), machine(0, (n + shift) % MACHINES), b"to whom?");
+                    frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+                    frame
+                };
+                others.map(frame).collect()
+            };
+            for (ethertype, to, changed) in [(ETHERTYPE ^ 1, 1, false), (ETHERTYPE, 2, true)] {
+                let sent = all(ethertype, &|n| machine(1, n));
+                trio.vms[0].send_at_once(&sent);
+                let got = frames(trio.vms[to].take(sent.len()));
+                let expected = if changed { all(ethertype, &|_| moved) } else { sent };
+                assert!(got == expected);
+            }
         }
         trio.end();
     }

@@ -33,13 +33,18 @@ fn burst(
 ) -> usize {
     let (snapshot, mut wrong) = (switch.snapshot(), 0);
     let ahead = cache.wants_announcements();
+    let mut spots = [None; BURST];
     if ahead {
-        fronts.iter().for_each(|front| cache.announce(&snapshot, from, front));
+        for (front, spot) in fronts.iter().zip(&mut spots) {
+            *spot = cache.announce(&snapshot, from, front);
+        }
+        spots.iter().flatten().for_each(|spot| cache.fetch(spot));
     }
-    for front in fronts {
-        let goes = match cache.as_before(from, front) {
+    for (front, spot) in fronts.iter().zip(&spots) {
+        let before = if spot.is_none() { cache.as_before(from, front) } else { None };
+        let goes = match before {
             Some(port) => Some(port),
-            None => match cache.destination(&snapshot, from, front, 2) {
+            None => match cache.destination(&snapshot, from, front, spot.as_ref(), 2) {
                 Ok(port) | Err(Verdict::Forward { port, .. }) => Some(port),
                 Err(_) => None,
             },

@@ -20,7 +20,7 @@ use packet::{Checked, Mac, Tci, VlanEdit};
 use crate::config::Snapshot;
 use crate::fdb::{self, Held, REFRESH_MS};
 use crate::memo::{Arrival, Memo};
-use crate::pairs::{Kept, Pairs, Room};
+use crate::pairs::{Kept, Pairs, Room, Spot};
 use crate::vlan::VID_MAX;
 use crate::way::Routed;
 use crate::worth::Worth;
@@ -38,8 +38,8 @@ pub struct Cache {
     /// Frames of this pass that were looked up, and whether those of the last one were many.
     looked_up: u32,
     scattered: bool,
-    /// Beginning of the frame announced last.
-    announced: [u64; 2],
+    /// Where the one before was looked up that was announced.
+    before: usize,
 }
 
 /// Of this pass: the frame looked up last, as the next one often is of the same flow.
@@ -100,7 +100,7 @@ impl Cache {
             last: Last { front: Front::default(), in_port: NOBODY, way: Packed::DEFAULT },
             looked_up: 0,
             scattered: false,
-            announced: [0; 2],
+            before: usize::MAX,
         }
     }
 
@@ -137,7 +137,7 @@ impl Cache {
         now_ms: u64,
     ) -> Verdict {
         let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
-        self.destination(snapshot, in_port, head, now_ms).map_or_else(|other| other, keep)
+        self.destination(snapshot, in_port, head, None, now_ms).map_or_else(|other| other, keep)
     }
 
     /// As [`Cache::lookup`]: the port to which the frame goes as it is, or else the verdict. In two
@@ -148,8 +148,20 @@ impl Cache {
         snapshot: &Snapshot,
         in_port: PortId,
         head: &[u8],
+        spot: Option<&Spot>,
         now_ms: u64,
     ) -> Result<PortId, Verdict> {
+        if let Some(spot) = spot
+            && let Some(port) = snapshot.port(in_port)
+        {
+            let generation = port.fdb.generation();
+            self.looked_up += u32::from(std::mem::replace(&mut self.before, spot.at) != spot.at);
+            if let Some(way) = self.pairs.get(*spot, generation, now_ms) {
+                self.worth.hit(1);
+                return way.unpack();
+            }
+            return Err(decide(self, *spot, generation, snapshot, in_port, head, now_ms));
+        }
         let Last { front: before, in_port: from, way } = self.last;
         let front = head.first_chunk().map(Front::of);
         if front == Some(before) && u32::from(in_port.0) | Last::ASIDE == from {
@@ -166,14 +178,14 @@ impl Cache {
             self.worth.missed();
             return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
         };
-        let generation = port.fdb.generation();
-        if let Some(way) = self.pairs.get(key, generation, now_ms) {
+        let (generation, spot) = (port.fdb.generation(), self.pairs.spot(key));
+        if let Some(way) = self.pairs.get(spot, generation, now_ms) {
             self.worth.hit(1);
             let aside = if way.is_keep() && key.tag().is_none() { 0 } else { Last::ASIDE };
             self.last = Last { front, in_port: u32::from(in_port.0) | aside, way };
             return way.unpack();
         }
-        Err(decide(self, key, generation, snapshot, in_port, head, now_ms))
+        Err(decide(self, spot, generation, snapshot, in_port, head, now_ms))
     }
 
     /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was
@@ -201,20 +213,23 @@ impl Cache {
         self.worth.is_bypassed()
     }
 
-    /// Announces a frame that comes soon, after some others: has what its look-up reads fetched. Only a hint.
+    /// Announces a frame that comes soon, after some others. What this returns is worked out already: for
+    /// [`Cache::fetch`], and for [`Cache::destination`] of that frame before there is other [room](Cache::furnish).
+    /// While verdicts are not remembered it has places in the MAC table fetched instead.
     #[inline(always)]
-    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, head: &[u8]) {
-        let Some(front) = head.first_chunk().map(Front::of) else { return };
-        let words = front.words();
-        if std::mem::replace(&mut self.announced, words) == words {
-            return;
-        }
-        let Some(key) = front.key(in_port) else { return };
+    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, head: &[u8]) -> Option<Spot> {
+        let key = Front::of(head.first_chunk()?).key(in_port)?;
         if self.worth.is_bypassed() {
             fetch_addresses(&mut self.held, snapshot, in_port, key);
-        } else {
-            self.pairs.fetch(key);
+            return None;
         }
+        Some(self.pairs.spot(key))
+    }
+
+    /// Has what is known about an announced frame fetched. Only a hint.
+    #[inline(always)]
+    pub fn fetch(&self, spot: &Spot) {
+        self.pairs.fetch(*spot);
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
@@ -300,13 +315,14 @@ impl Default for Cache {
 #[inline(never)]
 fn decide(
     cache: &mut Cache,
-    key: Key,
+    spot: Spot,
     generation: u64,
     snapshot: &Snapshot,
     in_port: PortId,
     head: &[u8],
     now_ms: u64,
 ) -> Verdict {
+    cache.last.in_port = NOBODY;
     let decision = snapshot.decide(in_port, head, now_ms, &mut cache.held);
     let (Some(stamp), Some(way)) = (decision.remember, Packed::pack(decision.verdict)) else {
         cache.worth.missed();
@@ -317,7 +333,7 @@ fn decide(
     let short = cache.pairs.stay_ms().saturating_sub(REFRESH_MS.max(age_ms / 4));
     let stamp_ms = u64::from(stamp).wrapping_sub(short);
     cache.crowd.all += 1;
-    match cache.pairs.remember(key, generation, way, (stamp_ms, now_ms)) {
+    match cache.pairs.remember(spot, generation, way, (stamp_ms, now_ms)) {
         Kept::Again | Kept::Room => cache.worth.renewed(),
         Kept::Instead => {
             let doubted = cache.worth.missed();

@@ -48,7 +48,8 @@
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
 //!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
 //!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
-//!    counts from the next one on. To announce a frame ([`Cache::announce`]) says nothing about it.
+//!    counts from the next one on. To announce a frame ([`Cache::announce`]) says where to look, and nothing about
+//!    what is found there.
 //!
 //! # Routers
 //!
@@ -88,7 +89,7 @@ pub use fdb::{FdbEntry, NetworkStats};
 pub use lpm::{Full, Lpm, Prefix};
 pub use meter::Meter;
 pub use packet::{Mac, Tci, VlanEdit};
-pub use pairs::Room;
+pub use pairs::{Room, Spot};
 pub use policy::{Guard, LinkState, Policy};
 pub use reason::{DropReason, Drops};
 pub use router::{

@@ -15,6 +15,8 @@ use crate::table::Seed;
 #[derive(Debug)]
 pub(crate) struct Pairs {
     sets: Box<[Set]>,
+    /// See [`Pairs::stay_ms`], in units of [`What::UNIT_MS`].
+    stay_units: u32,
     seed: Seed,
     /// The first is none.
     ways: Vec<Way>,
@@ -24,6 +26,13 @@ pub(crate) struct Pairs {
     recent: u16,
     /// Which of four verdicts makes room for another the next time.
     turn: usize,
+}
+
+/// What is looked for of a frame, and where: as long as there is no other room.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot {
+    pub(crate) key: Key,
+    pub(crate) at: usize,
 }
 
 /// One cache line: addresses, in thirds, and what is known about them.
@@ -160,7 +169,10 @@ impl Pairs {
     pub(crate) fn new(Room(sets): Room) -> Self {
         let way = Way { lane: 0, verdict: Packed::DEFAULT, generation: 0, epoch: 0 };
         let (seed, numbers) = (Seed::random(), HashMap::new());
-        Self { sets, seed, ways: vec![way], numbers, recent: 0, turn: 0 }
+        let mut pairs =
+            Self { sets, stay_units: 0, seed, ways: vec![way], numbers, recent: 0, turn: 0 };
+        pairs.stay_units = (pairs.stay_ms() / What::UNIT_MS) as u32;
+        pairs
     }
 
     /// How many verdicts there is room for.
@@ -174,44 +186,46 @@ impl Pairs {
         if self.room() > Self::FEW { 8 * REFRESH_MS } else { REFRESH_MS }
     }
 
-    #[inline]
-    fn stay_units(&self) -> u32 {
-        (self.stay_ms() / What::UNIT_MS) as u32
-    }
-
     /// Another room for them, which is empty; returns the one there was.
     pub(crate) fn furnish(&mut self, Room(sets): Room) -> Room {
-        Room(std::mem::replace(&mut self.sets, sets))
+        let before = std::mem::replace(&mut self.sets, sets);
+        self.stay_units = (self.stay_ms() / What::UNIT_MS) as u32;
+        Room(before)
     }
 
     #[inline(always)]
-    fn at(&self, key: Key) -> usize {
+    pub(crate) fn spot(&self, key: Key) -> Spot {
         let (first, second) = key.halves();
-        self.seed.hash(first, second) & (self.sets.len() - 1)
+        Spot { key, at: self.seed.hash(first, second) & (self.sets.len() - 1) }
     }
 
-    /// Has what is known about this key fetched.
+    /// Has what is known there fetched.
     #[inline(always)]
-    pub(crate) fn fetch(&self, key: Key) {
-        sys::prefetch::read(self.sets.as_ptr().wrapping_add(self.at(key)));
+    pub(crate) fn fetch(&self, spot: Spot) {
+        sys::prefetch::read(self.sets.as_ptr().wrapping_add(spot.at));
     }
 
     /// The verdict, if it is known under this generation.
     #[inline(always)]
-    pub(crate) fn get(&self, key: Key, generation: u64, now_ms: u64) -> Option<Packed> {
-        let what = self.sets.get(self.at(key))?.find(key.thirds());
+    pub(crate) fn get(
+        &self,
+        Spot { key, at }: Spot,
+        generation: u64,
+        now_ms: u64,
+    ) -> Option<Packed> {
+        let what = self.sets.get(at)?.find(key.thirds());
         let way = self.ways.get(what.way())?;
         let is = way.lane == key.lane()
             && way.generation == generation
             && way.epoch == what.epoch()
-            && what.is_fresh(now_ms, self.stay_units());
+            && what.is_fresh(now_ms, self.stay_units);
         is.then_some(way.verdict)
     }
 
     /// Remembers a verdict that was worked out under this generation.
     pub(crate) fn remember(
         &mut self,
-        key: Key,
+        Spot { key, at }: Spot,
         generation: u64,
         verdict: Packed,
         (stamp_ms, now_ms): (u64, u64),
@@ -219,7 +233,7 @@ impl Pairs {
         let way = self.way(key.lane(), verdict, generation);
         let epoch = self.ways.get(usize::from(way)).map_or(0, |way| way.epoch);
         let what = What::new(way, epoch, What::stamp(stamp_ms));
-        let (at, thirds) = (self.at(key), key.thirds());
+        let thirds = key.thirds();
         let Some(set) = self.sets.get(at) else { return Kept::Instead };
         let counts = |what: &u32| self.counts(What(*what), key.lane(), generation, now_ms);
         let free = set.what.iter().position(|what| !counts(what));
@@ -243,7 +257,7 @@ impl Pairs {
         way.generation != 0
             && (way.generation == generation || way.lane != lane)
             && way.epoch == what.epoch()
-            && what.is_fresh(now_ms, self.stay_units())
+            && what.is_fresh(now_ms, self.stay_units)
     }
 
     /// The number of a way under this generation.

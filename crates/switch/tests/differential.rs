@@ -18,7 +18,7 @@ use switch::{
 
 #[derive(Clone, Debug)]
 enum Op {
-    Frame { worker: usize, port: usize, frame: Frame },
+    Frame { worker: usize, port: usize, frame: Frame, announced: bool },
     Advance(u64),
     Maintain,
     Link(usize, bool),
@@ -73,9 +73,12 @@ fn op() -> impl Strategy<Value = Op> {
     let station = || 0x0200_0000_0001u64..=0x0200_0000_0005;
     let vlan = || prop::option::of(1u16..=3);
     prop_oneof![
-        60 => (0usize..2, port(), mac(), mac(), tags()).prop_map(|(worker, port, dst, src, tags)| {
-            Op::Frame { worker, port, frame: Frame::new(dst, src).tagged(&tags) }
-        }),
+        60 => (0usize..2, port(), mac(), mac(), tags(), any::<bool>()).prop_map(
+            |(worker, port, dst, src, tags, announced)| {
+                let frame = Frame::new(dst, src).tagged(&tags);
+                Op::Frame { worker, port, frame, announced }
+            },
+        ),
         // In the units in which memory counts, so that it stamps sources when the plain switch does.
         6 => prop_oneof![0u64..2, 0u64..12].prop_map(|units| Op::Advance(256 * units)),
         3 => Just(Op::Maintain),
@@ -113,9 +116,9 @@ fn policy() -> impl Strategy<Value = Policy> {
 /// The same without tags, with one mode for every port.
 fn without_vlans(op: Op) -> Op {
     match op {
-        Op::Frame { worker, port, mut frame } => {
+        Op::Frame { worker, port, mut frame, announced } => {
             frame.tags.clear();
-            Op::Frame { worker, port, frame }
+            Op::Frame { worker, port, frame, announced }
         }
         Op::Vlan(..) => Op::Maintain,
         Op::Add(network, _) => Op::Add(network, VlanMode::Access(2)),
@@ -218,7 +221,7 @@ impl Bench {
         let port = |index: usize| self.ports[index % self.ports.len()];
         let just = self.just.take();
         match op {
-            Op::Frame { worker, port: index, frame } => {
+            Op::Frame { worker, port: index, frame, announced } => {
                 let (in_port, head) = (port(index), frame.head());
                 let snapshot = self.cached.snapshot();
                 let cache = &mut caches[worker];
@@ -227,10 +230,16 @@ impl Bench {
                 if just != Some(worker) && last == self.last[worker] {
                     cache.release();
                 }
-                let verdict = match cache.as_before(in_port, head.bytes()) {
-                    Some(port) => Verdict::Forward { port, edit: VlanEdit::Keep },
-                    None => cache.lookup(&snapshot, in_port, head.bytes(), self.now),
-                };
+                let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
+                let bytes = head.bytes();
+                let spot = announced.then(|| cache.announce(&snapshot, in_port, bytes)).flatten();
+                let before = if spot.is_none() { cache.as_before(in_port, bytes) } else { None };
+                let verdict = before
+                    .map_or_else(
+                        || cache.destination(&snapshot, in_port, bytes, spot.as_ref(), self.now),
+                        Ok,
+                    )
+                    .map_or_else(|other| other, keep);
                 self.just = Some(worker);
                 let cached = outcome(&snapshot, verdict, &frame);
                 // As between frames of a burst, and between bursts.
@@ -374,7 +383,7 @@ proptest! {
             }
         }
         for (n, op) in ops.iter().enumerate() {
-            if let Some(Op::Frame { worker, port, frame }) = ops.get(n + ahead) {
+            if let Some(Op::Frame { worker, port, frame, .. }) = ops.get(n + ahead) {
                 let in_port = bench.ports[port % bench.ports.len()];
                 caches[*worker].announce(&bench.cached.snapshot(), in_port, frame.head().bytes());
             }

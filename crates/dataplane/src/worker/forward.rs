@@ -5,7 +5,7 @@ use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, Head, Mac, Offloads, RawVirtioNetHdr, VlanEdit};
 use switch::rules::PortRules;
-use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Verdict};
+use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Spot, Verdict};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
@@ -86,12 +86,12 @@ impl Lookup<'_> {
         &mut self,
         sender: &Sender<'_>,
         header: RawVirtioNetHdr,
-        head: &mut Head,
+        (head, spot): (&mut Head, Option<&Spot>),
         body: Body<'_, '_>,
         len: usize,
         egress: &mut Egress<'_>,
     ) {
-        let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
+        let mut frame = Frame { head, offload: Checked::PLAIN, body, len, spot };
         let reason = match accept(&mut frame, header, sender) {
             Ok(()) if CHECKED && sender.special => return self.examine(sender, &mut frame, egress),
             Ok(()) => match self.route::<CHECKED>(sender, &mut frame, egress) {
@@ -119,7 +119,7 @@ impl Lookup<'_> {
             Some(to) => to,
             None => {
                 let head = frame.head.bytes();
-                match self.cache.destination(self.switch, id, head, self.now_ms) {
+                match self.cache.destination(self.switch, id, head, frame.spot, self.now_ms) {
                     Ok(port) => port,
                     Err(Verdict::Forward { port, edit }) => {
                         apply(edit, frame);
@@ -146,7 +146,8 @@ impl Lookup<'_> {
     #[inline(always)]
     fn at_once(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
         let head = frame.head.bytes();
-        match self.cache.as_before(from, head) {
+        let before = frame.spot.is_none().then(|| self.cache.as_before(from, head)).flatten();
+        match before {
             None if self.cache.expects_route(head) => self.again(from, frame),
             to => to,
         }
@@ -213,7 +214,7 @@ impl Lookup<'_> {
         for member in switch.flood(flood, dst) {
             let mut head = frame.head.clone();
             let (offload, len) = (frame.offload, frame.len);
-            let mut copy = Frame { head: &mut head, offload, body, len };
+            let mut copy = Frame { head: &mut head, offload, body, len, spot: None };
             apply(member.edit, &mut copy);
             self.deliver(member.port, sender, &mut copy, egress);
             copies += 1;

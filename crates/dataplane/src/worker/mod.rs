@@ -499,7 +499,7 @@ impl Worker {
         let mut egress = Egress::new(&self.ports, workshop);
         let sender = Sender::new(port, counters, Offloads::NONE, &lookup, &egress);
         let header = RawVirtioNetHdr::default();
-        lookup.forward::<true>(&sender, header, head, body, bytes.len(), &mut egress);
+        lookup.forward::<true>(&sender, header, (head, None), body, bytes.len(), &mut egress);
         lookup.cache.release();
     }
 }

@@ -71,6 +71,8 @@ impl Lookup<'_> {
         frame: &mut Frame<'_, '_>,
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
+        // Rules may have made another one of it.
+        frame.spot = None;
         self.route::<true>(sender, frame, egress)
     }
 
@@ -111,7 +113,7 @@ impl Lookup<'_> {
         let n = frame.body.copy_to(spare);
         let body = Body::Local(spare.get(..n).unwrap_or_default());
         let Frame { head, offload, len, .. } = frame;
-        let mut whole = Frame { head, offload: *offload, body, len: *len };
+        let mut whole = Frame { head, offload: *offload, body, len: *len, spot: None };
         let done = work(self, &mut whole);
         self.spare = spare;
         done
@@ -150,7 +152,8 @@ impl Lookup<'_> {
 fn mirror(to: PortId, sender: &Sender<'_>, frame: &Frame<'_, '_>, egress: &mut Egress<'_>) {
     let mut head = frame.head.clone();
     let Frame { offload, body, len, .. } = *frame;
-    egress.send_aside(to, &mut Frame { head: &mut head, offload, body, len }, sender.counters);
+    let mut copy = Frame { head: &mut head, offload, body, len, spot: None };
+    egress.send_aside(to, &mut copy, sender.counters);
     sender.counters.flood_copies.add(1);
 }
 

@@ -13,7 +13,6 @@ fn head(first: u16, tci: u16, inner: u16) -> [u8; 18] {
 #[test]
 fn verdicts_survive_packing() {
     let tci = |tci| VlanEdit::Push(Tci(tci));
-    let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
     let survives = |verdict| {
         let packed = Packed::pack(verdict).unwrap();
         assert_eq!(packed.unpack().map_or_else(|other| other, keep), verdict);
@@ -205,6 +204,62 @@ fn frames_are_announced_while_many_are_looked_up_in_more_than_little_room() {
         cache.release();
         assert!(!cache.wants_announcements());
     }
+}
+
+/// One address moves by an announced frame: what the frame before that got counts no more.
+#[test]
+fn what_moves_by_an_announced_frame_is_looked_up_anew() {
+    let (switch, network, first) = switch_with_a_network();
+    let config = || crate::PortConfig { network, vlan: crate::VlanMode::None, mac_limit: None };
+    let [second, third] = [(); 2].map(|()| {
+        let port = switch.add_port(config()).unwrap();
+        switch.set_link(port, true).unwrap();
+        port
+    });
+    let snapshot = switch.snapshot();
+    let frame = |dst: u8, src: u8| {
+        let mut frame = head(0x88b5, 0, 0);
+        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, dst, 2, 0, 0, 0, 0, src]);
+        frame
+    };
+    let mut cache = Cache::default();
+    cache.lookup(&snapshot, second, &frame(1, 2), 1);
+    let (asked, moves) = (frame(2, 1), frame(1, 2));
+    // To learn the source, to remember, and to be the frame before.
+    (0..3).for_each(|_| assert_eq!(cache.lookup(&snapshot, first, &asked, 1), keep(second)));
+    assert_eq!(cache.as_before(first, &asked), Some(second));
+    let mut announced = |port, frame: &[u8]| {
+        let spot = cache.announce(&snapshot, port, frame);
+        let verdict = cache.destination(&snapshot, port, frame, spot.as_ref(), 1);
+        (verdict.map_or_else(|other| other, keep), cache.as_before(first, &asked))
+    };
+    assert_eq!(announced(third, &moves), (keep(first), None));
+    (0..3).for_each(|_| assert_eq!(announced(first, &asked), (keep(third), None)));
+}
+
+fn keep(port: PortId) -> Verdict {
+    Verdict::Forward { port, edit: VlanEdit::Keep }
+}
+
+/// Announced frames are looked up each, but those of one flow are not many.
+#[test]
+fn one_flow_is_no_reason_to_announce() {
+    let (switch, port) = switch_with_a_port();
+    let mut cache = Cache::new(2 * Cache::ENTRIES_DEFAULT);
+    let mut announced = |flows: u8| {
+        for n in 0..64 {
+            let mut frame = head(0x88b5, 0, 0);
+            frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, n % flows, 2, 0, 0, 0, 0, n % flows]);
+            let spot = cache.announce(&switch.snapshot(), port, &frame);
+            assert!(spot.is_some());
+            let snapshot = switch.snapshot();
+            let verdict = cache.destination(&snapshot, port, &frame, spot.as_ref(), 1);
+            assert_eq!(verdict, Err(SAME));
+        }
+        cache.release();
+        cache.wants_announcements()
+    };
+    assert_eq!([1, 2, 64, 1].map(&mut announced), [false, true, true, false]);
 }
 
 /// Where addresses are forgotten soon, what is remembered does not keep one that talks from being heard of.

@@ -59,7 +59,7 @@ impl TapTx {
             let skip = fill_local(head, read, VNET_HLEN);
             let body = Body::Local(read.get(skip..).unwrap_or_default());
             let header = VirtioNetHdr::parse(head.vnet(VNET_HLEN)).unwrap_or_default();
-            lookup.forward::<true>(&sender, header.into(), head, body, len, egress);
+            lookup.forward::<true>(&sender, header.into(), (head, None), body, len, egress);
         }
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);

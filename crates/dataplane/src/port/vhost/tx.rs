@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
 use packet::{Head, Offloads, RawVirtioNetHdr, VirtioNetHdr};
-use switch::DropReason;
+use switch::{DropReason, Spot};
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Soon, Used};
 
@@ -136,6 +136,11 @@ impl LiveTx {
     }
 }
 
+/// What is known about the addresses of so many frames is fetched in a row: as many pages as a processor looks up at
+/// once (Intel's since 2021).
+const AT_ONCE: usize = 4;
+const _: () = assert!(TOGETHER.is_multiple_of(AT_ONCE));
+
 /// Frames being taken from a queue.
 struct Burst<'a> {
     sender: Sender<'a>,
@@ -147,8 +152,19 @@ struct Burst<'a> {
     bytes: u64,
 }
 
-/// A frame in one buffer, and the number under which that is given back.
-type Single<'m> = (GuestSlice<'m>, u16);
+/// A frame in one buffer.
+#[derive(Clone, Copy)]
+struct Single<'m> {
+    buffer: GuestSlice<'m>,
+    /// The number under which that is given back.
+    id: u16,
+    /// See [`Frame::spot`](crate::frame::Frame).
+    spot: Option<Spot>,
+}
+
+impl Single<'_> {
+    const NONE: Self = Self { buffer: GuestSlice::EMPTY, id: 0, spot: None };
+}
 
 impl<'a> Burst<'a> {
     /// One after the other: nearly every frame is like the one before it.
@@ -168,7 +184,8 @@ impl<'a> Burst<'a> {
                     let buffer = buffer.take(if writable { 0 } else { usize::MAX });
                     let Forward { lookup, heads: [[head, ..], _], egress } = forward;
                     begin(head, buffer, self.vnet_len);
-                    self.deal_with::<CHECKED>(queue, (buffer, id), head, lookup, egress);
+                    let frame = Single { buffer, id, spot: None };
+                    self.deal_with::<CHECKED>(queue, &frame, head, lookup, egress);
                     self.frames += 1;
                 }
                 Next::Chain if self.deal_with_chain::<CHECKED>(queue, forward)? => {}
@@ -187,7 +204,7 @@ impl<'a> Burst<'a> {
         forward: &mut Forward<'_>,
     ) -> Result<(), GuestFault> {
         queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
-        let mut hands = [[(GuestSlice::EMPTY, 0); TOGETHER]; 2];
+        let mut hands = [[Single::NONE; TOGETHER]; 2];
         let (mut in_hand, mut turn) = (0, false);
         loop {
             let Forward { lookup, heads: [heads, other_heads], egress } = &mut *forward;
@@ -202,18 +219,27 @@ impl<'a> Burst<'a> {
                 let mut places = soon.1.iter_mut();
                 next = queue.next_few(self.mem, TOGETHER, |buffer, id, writable| {
                     if let Some(place) = places.next() {
-                        *place = (buffer.take(if writable { 0 } else { usize::MAX }), id);
+                        let buffer = buffer.take(if writable { 0 } else { usize::MAX });
+                        *place = Single { buffer, id, spot: None };
                     }
                 });
                 taken = TOGETHER - places.len();
-                for (head, (buffer, _)) in soon.0.iter_mut().zip(&*soon.1).take(taken) {
-                    begin(head, *buffer, self.vnet_len);
-                    lookup.cache.announce(lookup.switch, self.sender.port.id, head.bytes());
+                for (head, frame) in soon.0.iter_mut().zip(&mut *soon.1).take(taken) {
+                    begin(head, frame.buffer, self.vnet_len);
+                    let Lookup { switch, cache, .. } = lookup;
+                    frame.spot = cache.announce(switch, self.sender.port.id, head.bytes());
                 }
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
-            for (head, frame) in now.0.iter_mut().zip(now.1).take(in_hand) {
-                self.deal_with::<CHECKED>(queue, *frame, head, lookup, egress);
+            // What a hand of fewer has left from an earlier one is fetched in vain, once in a burst.
+            let mut dealt = now.0.iter_mut().zip(&*now.1).take(in_hand);
+            for soon in soon.1.chunks(AT_ONCE) {
+                for spot in soon.iter().filter_map(|frame| frame.spot.as_ref()) {
+                    lookup.cache.fetch(spot);
+                }
+                for (head, frame) in dealt.by_ref().take(AT_ONCE) {
+                    self.deal_with::<CHECKED>(queue, frame, head, lookup, egress);
+                }
             }
             self.frames += taken;
             (in_hand, turn) = (taken, !turn);
@@ -231,22 +257,22 @@ impl<'a> Burst<'a> {
     fn deal_with<const CHECKED: bool>(
         &mut self,
         queue: &mut Queue,
-        (buffer, id): Single<'_>,
+        Single { buffer, id, spot }: &Single<'_>,
         head: &mut Head,
         lookup: &mut Lookup<'_>,
         egress: &mut Egress<'_>,
     ) {
         let Self { sender, vnet_len, .. } = self;
-        let len = buffer.len().saturating_sub(*vnet_len);
+        let (buffer, len) = (*buffer, buffer.len().saturating_sub(*vnet_len));
         if !self.enabled {
             sender.counters.drop(DropReason::QueueDisabled, 1);
         } else if let Some(header) = load_header(buffer, *vnet_len, sender.offloads) {
             let body = Body::One(buffer.skip(*vnet_len + head.len()));
-            lookup.forward::<CHECKED>(sender, header, head, body, len, egress);
+            lookup.forward::<CHECKED>(sender, header, (head, spot.as_ref()), body, len, egress);
         } else {
             sender.counters.drop(DropReason::Runt, 1);
         }
-        queue.complete(&[Used { id, descs: 1, len: 0 }]);
+        queue.complete(&[Used { id: *id, descs: 1, len: 0 }]);
         self.bytes += len as u64;
     }
 
@@ -272,7 +298,7 @@ impl<'a> Burst<'a> {
                 _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
             };
             let body = Body::Guest { slices, skip };
-            lookup.forward::<CHECKED>(sender, header.into(), head, body, len, egress);
+            lookup.forward::<CHECKED>(sender, header.into(), (head, None), body, len, egress);
         } else {
             sender.counters.drop(DropReason::QueueDisabled, 1);
         }
