@@ -427,19 +427,22 @@ impl Fdb {
         for keys in old.chunks(1024) {
             let mut writer = self.writer.lock();
             let table = self.table.load();
+            let mut removed = 0;
             for key in keys {
                 // It may have been heard from since.
                 if let Some(slot) = table.get(*key).filter(|slot| is_old(*slot)) {
-                    gone += self.discard(&mut writer, slot);
+                    removed += self.discard(&mut writer, slot);
                 }
             }
+            // Before they are learned anew, perhaps elsewhere: that alone makes nobody forget.
+            if removed > 0 {
+                writer.stats.aged += removed;
+                self.bump();
+            }
+            gone += removed;
         }
         let mut writer = self.writer.lock();
         writer.retired = None;
-        if gone > 0 {
-            writer.stats.aged += gone;
-            self.bump();
-        }
         let entries = self.macs.load(Ordering::Relaxed) + writer.stats.fixed as usize;
         if self.table.load().wants_rebuild(entries) {
             self.rebuild(&mut writer);
