@@ -136,8 +136,8 @@ impl LiveTx {
     }
 }
 
-/// What is known about the addresses of so many frames is fetched in a row: as many pages as a processor looks up at
-/// once (Intel's since 2021).
+/// What is known about the addresses of so many frames is fetched in a row. One and eight were slower: see
+/// docs/performance.md.
 const AT_ONCE: usize = 4;
 const _: () = assert!(TOGETHER.is_multiple_of(AT_ONCE));
 
@@ -231,7 +231,7 @@ impl<'a> Burst<'a> {
                 }
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
-            // What a hand of fewer has left from an earlier one is fetched in vain, once in a burst.
+            // What the last hands of a burst have left from earlier ones is fetched in vain.
             let mut dealt = now.0.iter_mut().zip(&*now.1).take(in_hand);
             for soon in soon.1.chunks(AT_ONCE) {
                 for spot in soon.iter().filter_map(|frame| frame.spot.as_ref()) {
