@@ -295,7 +295,7 @@ fn finish(
         let rest = fill_local(head, whole, 0);
         let body = Body::Local(whole.get(rest..).unwrap_or_default());
         let offload = Checked::PLAIN;
-        return put(sink, &mut Frame { head, offload, body, len: frame.len, spot: None }, counters);
+        return put(sink, &mut Frame { head, offload, body, len: frame.len }, counters);
     }
     let partial = sink.offloads().contains(Offloads::CSUM);
     let Some(mut segmenter) = Segmenter::new(whole, whole.len(), &frame.offload) else {
@@ -318,7 +318,7 @@ fn finish(
         };
         fill_local(head, scratch.get(..cut.header_len).unwrap_or_default(), 0);
         let (body, len) = (Body::Local(payload), cut.header_len + payload.len());
-        match put(sink, &mut Frame { head, offload, body, len, spot: None }, counters) {
+        match put(sink, &mut Frame { head, offload, body, len }, counters) {
             Ok(()) => {}
             Err(Refused::Drop(reason)) => counters.drop(reason, 1),
             // The caller counts the one that met the fault.

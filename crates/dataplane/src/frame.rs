@@ -8,7 +8,6 @@
 use arrayvec::ArrayVec;
 use guestmem::GuestSlice;
 use packet::{Checked, Head};
-use switch::Spot;
 
 /// Largest frame: a 64 KiB packet behind Ethernet header and two VLAN tags.
 pub(crate) const FRAME_MAX: usize = 65535 + 14 + 8;
@@ -149,6 +148,4 @@ pub(crate) struct Frame<'a, 'm> {
     pub(crate) body: Body<'a, 'm>,
     /// Length of all of it, in bytes.
     pub(crate) len: usize,
-    /// Where it is looked up, if it was announced.
-    pub(crate) spot: Option<&'a Spot>,
 }

@@ -91,10 +91,10 @@ impl Lookup<'_> {
         len: usize,
         egress: &mut Egress<'_>,
     ) {
-        let mut frame = Frame { head, offload: Checked::PLAIN, body, len, spot };
+        let mut frame = Frame { head, offload: Checked::PLAIN, body, len };
         let reason = match accept(&mut frame, header, sender) {
             Ok(()) if CHECKED && sender.special => return self.examine(sender, &mut frame, egress),
-            Ok(()) => match self.route::<CHECKED>(sender, &mut frame, egress) {
+            Ok(()) => match self.route::<CHECKED>(sender, &mut frame, spot, egress) {
                 Ok(()) => return,
                 Err(reason) => reason,
             },
@@ -103,7 +103,7 @@ impl Lookup<'_> {
         sender.counters.drop(reason, 1);
     }
 
-    /// Looks a frame up and sends it where it goes.
+    /// Looks a frame up, at its `spot` if it was announced, and sends it where it goes.
     ///
     /// # Errors
     /// Under which name it is dropped, if that was not counted.
@@ -112,14 +112,15 @@ impl Lookup<'_> {
         &mut self,
         sender: &Sender<'_>,
         frame: &mut Frame<'_, '_>,
+        spot: Option<&Spot>,
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
         let id = sender.port.id;
-        let to = match self.at_once(id, frame) {
+        let to = match self.at_once(id, frame, spot.is_some()) {
             Some(to) => to,
             None => {
                 let head = frame.head.bytes();
-                match self.cache.destination(self.switch, id, head, frame.spot, self.now_ms) {
+                match self.cache.destination(self.switch, id, head, spot, self.now_ms) {
                     Ok(port) => port,
                     Err(Verdict::Forward { port, edit }) => {
                         apply(edit, frame);
@@ -144,9 +145,14 @@ impl Lookup<'_> {
 
     /// Where a frame goes that is like the one before it. One past a router is changed already.
     #[inline(always)]
-    fn at_once(&mut self, from: PortId, frame: &mut Frame<'_, '_>) -> Option<PortId> {
+    fn at_once(
+        &mut self,
+        from: PortId,
+        frame: &mut Frame<'_, '_>,
+        announced: bool,
+    ) -> Option<PortId> {
         let head = frame.head.bytes();
-        let before = frame.spot.is_none().then(|| self.cache.as_before(from, head)).flatten();
+        let before = (!announced).then(|| self.cache.as_before(from, head)).flatten();
         match before {
             None if self.cache.expects_route(head) => self.again(from, frame),
             to => to,
@@ -214,7 +220,7 @@ impl Lookup<'_> {
         for member in switch.flood(flood, dst) {
             let mut head = frame.head.clone();
             let (offload, len) = (frame.offload, frame.len);
-            let mut copy = Frame { head: &mut head, offload, body, len, spot: None };
+            let mut copy = Frame { head: &mut head, offload, body, len };
             apply(member.edit, &mut copy);
             self.deliver(member.port, sender, &mut copy, egress);
             copies += 1;

@@ -71,9 +71,8 @@ impl Lookup<'_> {
         frame: &mut Frame<'_, '_>,
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
-        // Rules may have made another one of it.
-        frame.spot = None;
-        self.route::<true>(sender, frame, egress)
+        // Rules may have made another one of it than was announced.
+        self.route::<true>(sender, frame, None, egress)
     }
 
     /// Sends a frame out by a port, if the port's rules let it.
@@ -113,7 +112,7 @@ impl Lookup<'_> {
         let n = frame.body.copy_to(spare);
         let body = Body::Local(spare.get(..n).unwrap_or_default());
         let Frame { head, offload, len, .. } = frame;
-        let mut whole = Frame { head, offload: *offload, body, len: *len, spot: None };
+        let mut whole = Frame { head, offload: *offload, body, len: *len };
         let done = work(self, &mut whole);
         self.spare = spare;
         done
@@ -152,7 +151,7 @@ impl Lookup<'_> {
 fn mirror(to: PortId, sender: &Sender<'_>, frame: &Frame<'_, '_>, egress: &mut Egress<'_>) {
     let mut head = frame.head.clone();
     let Frame { offload, body, len, .. } = *frame;
-    let mut copy = Frame { head: &mut head, offload, body, len, spot: None };
+    let mut copy = Frame { head: &mut head, offload, body, len };
     egress.send_aside(to, &mut copy, sender.counters);
     sender.counters.flood_copies.add(1);
 }

@@ -158,7 +158,7 @@ struct Single<'m> {
     buffer: GuestSlice<'m>,
     /// The number under which that is given back.
     id: u16,
-    /// See [`Frame::spot`](crate::frame::Frame).
+    /// Where it is looked up, if it was announced.
     spot: Option<Spot>,
 }
 
