@@ -197,7 +197,9 @@ impl<'a> Burst<'a> {
 
     /// [`TOGETHER`] at once, so that their look-ups wait for memory together: while one hand of frames is dealt
     /// with, what the next one needs is on its way.
-    #[inline(always)]
+    ///
+    /// Compiled by itself: within its caller it takes registers from [`Self::take_singly`].
+    #[inline(never)]
     fn take_in_hands<const CHECKED: bool>(
         &mut self,
         queue: &mut Queue,
@@ -232,12 +234,15 @@ impl<'a> Burst<'a> {
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
             // What the last hands of a burst have left from earlier ones is fetched in vain.
-            let mut dealt = now.0.iter_mut().zip(&*now.1).take(in_hand);
-            for soon in soon.1.chunks(AT_ONCE) {
+            let (soon, _) = soon.1.as_chunks::<AT_ONCE>();
+            let now = now.0.chunks_mut(AT_ONCE).zip(now.1.chunks(AT_ONCE));
+            for (soon, (heads, frames)) in soon.iter().zip(now) {
                 for spot in soon.iter().filter_map(|frame| frame.spot.as_ref()) {
                     lookup.cache.fetch(spot);
                 }
-                for (head, frame) in dealt.by_ref().take(AT_ONCE) {
+                let part = in_hand.min(AT_ONCE);
+                in_hand -= part;
+                for (head, frame) in heads.iter_mut().zip(frames).take(part) {
                     self.deal_with::<CHECKED>(queue, frame, head, lookup, egress);
                 }
             }
