@@ -151,8 +151,7 @@ impl Lookup<'_> {
 fn mirror(to: PortId, sender: &Sender<'_>, frame: &Frame<'_, '_>, egress: &mut Egress<'_>) {
     let mut head = frame.head.clone();
     let Frame { offload, body, len, .. } = *frame;
-    let mut copy = Frame { head: &mut head, offload, body, len };
-    egress.send_aside(to, &mut copy, sender.counters);
+    egress.send_aside(to, &mut Frame { head: &mut head, offload, body, len }, sender.counters);
     sender.counters.flood_copies.add(1);
 }
 
