@@ -8,7 +8,7 @@
 use std::hint::black_box;
 
 use packet::Mac;
-use switch::{Cache, NetworkConfig, PortConfig, PortId, Room, Switch, Verdict, VlanMode};
+use switch::{Cache, NetworkConfig, PortConfig, PortId, Room, Spot, Switch, Verdict, VlanMode};
 use sys::clock::ticks;
 
 /// As many as are announced before the first of them is looked up.
@@ -33,18 +33,20 @@ fn burst(
 ) -> usize {
     let (snapshot, mut wrong) = (switch.snapshot(), 0);
     let ahead = cache.wants_announcements();
-    let mut spots = [None; BURST];
-    if ahead {
+    let mut spots = [Spot::NONE; BURST];
+    if ahead && let Some(places) = cache.places(from) {
         for (front, spot) in fronts.iter().zip(&mut spots) {
-            *spot = cache.announce(&snapshot, from, front);
+            *spot = places.spot(front);
         }
-        spots.iter().flatten().for_each(|spot| cache.fetch(spot));
+        spots.iter().for_each(|spot| cache.fetch(spot));
     }
+    let watch = snapshot.watch(from).unwrap();
     for (front, spot) in fronts.iter().zip(&spots) {
-        let before = if spot.is_none() { cache.as_before(from, front) } else { None };
+        let at = spot.is_some().then_some((spot, watch));
+        let before = if at.is_none() { cache.as_before(from, front) } else { None };
         let goes = match before {
             Some(port) => Some(port),
-            None => match cache.destination(&snapshot, from, front, spot.as_ref(), 2) {
+            None => match cache.destination(&snapshot, from, || front, at, 2) {
                 Ok(port) | Err(Verdict::Forward { port, .. }) => Some(port),
                 Err(_) => None,
             },

@@ -18,9 +18,9 @@ use packet::tuple::Tuple;
 use packet::{Checked, Mac, Tci, VlanEdit};
 
 use crate::config::Snapshot;
-use crate::fdb::{self, Held, REFRESH_MS};
+use crate::fdb::{self, Held, REFRESH_MS, Watch};
 use crate::memo::{Arrival, Memo};
-use crate::pairs::{Kept, Pairs, Room, Spot};
+use crate::pairs::{Kept, Pairs, Plan, Room, Spot};
 use crate::vlan::VID_MAX;
 use crate::way::Routed;
 use crate::worth::Worth;
@@ -69,6 +69,13 @@ struct Crowd {
     /// Verdicts that were worked out in some time, at least one for each pair that talks.
     all: usize,
     all_since_ms: u64,
+}
+
+/// Where frames of a port are looked up: as long as there is no other [room](Cache::furnish).
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    in_port: PortId,
+    plan: Plan,
 }
 
 /// No port has this number.
@@ -137,31 +144,32 @@ impl Cache {
         now_ms: u64,
     ) -> Verdict {
         let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
-        self.destination(snapshot, in_port, head, None, now_ms).map_or_else(|other| other, keep)
+        self.destination(snapshot, in_port, || head, None, now_ms).map_or_else(|other| other, keep)
     }
 
     /// As [`Cache::lookup`]: the port to which the frame goes as it is, or else the verdict. In two
     /// registers, where a verdict is written to memory and read back.
+    ///
+    /// `announced`: where it is looked up ([`Places::spot`]), and of the port ([`Snapshot::watch`]), if the frame was
+    /// announced. `head` is asked for if it takes more than to look there.
     #[inline(always)]
-    pub fn destination(
+    pub fn destination<'h>(
         &mut self,
         snapshot: &Snapshot,
         in_port: PortId,
-        head: &[u8],
-        spot: Option<&Spot>,
+        head: impl FnOnce() -> &'h [u8],
+        announced: Option<(&Spot, Watch<'_>)>,
         now_ms: u64,
     ) -> Result<PortId, Verdict> {
-        if let Some(spot) = spot
-            && let Some(port) = snapshot.port(in_port)
-        {
-            let generation = port.fdb.generation();
-            self.looked_up += u32::from(std::mem::replace(&mut self.before, spot.at) != spot.at);
-            if let Some(way) = self.pairs.get(*spot, generation, now_ms) {
+        if let Some((spot, watch)) = announced {
+            let before = std::mem::replace(&mut self.before, spot.at());
+            self.looked_up += u32::from(before != spot.at());
+            if let Some(way) = self.pairs.get(spot, watch.generation(), now_ms) {
                 self.worth.hit(1);
                 return way.unpack();
             }
-            return Err(decide(self, *spot, generation, snapshot, in_port, head, now_ms));
         }
+        let head = head();
         let Last { front: before, in_port: from, way } = self.last;
         let front = head.first_chunk().map(Front::of);
         if front == Some(before) && u32::from(in_port.0) | Last::ASIDE == from {
@@ -178,8 +186,8 @@ impl Cache {
             self.worth.missed();
             return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
         };
-        let (generation, spot) = (port.fdb.generation(), self.pairs.spot(key));
-        if let Some(way) = self.pairs.get(spot, generation, now_ms) {
+        let (generation, spot) = (port.fdb.generation(), self.pairs.plan().spot(key));
+        if let Some(way) = self.pairs.get(&spot, generation, now_ms) {
             self.worth.hit(1);
             let aside = if way.is_keep() && key.tag().is_none() { 0 } else { Last::ASIDE };
             self.last = Last { front, in_port: u32::from(in_port.0) | aside, way };
@@ -213,23 +221,31 @@ impl Cache {
         self.worth.is_bypassed()
     }
 
-    /// Announces a frame that comes soon, after some others. What this returns is worked out already: for
-    /// [`Cache::fetch`], and for [`Cache::destination`] of that frame before there is other [room](Cache::furnish).
-    /// While verdicts are not remembered it has places in the MAC table fetched instead.
+    /// To announce frames of a port, which come soon, after some others. `None` while verdicts are not remembered:
+    /// [`Cache::fetch_addresses`] instead.
     #[inline(always)]
-    pub fn announce(&mut self, snapshot: &Snapshot, in_port: PortId, head: &[u8]) -> Option<Spot> {
-        let key = Front::of(head.first_chunk()?).key(in_port)?;
-        if self.worth.is_bypassed() {
-            fetch_addresses(&mut self.held, snapshot, in_port, key);
-            return None;
-        }
-        Some(self.pairs.spot(key))
+    pub fn places(&self, in_port: PortId) -> Option<Places> {
+        let plan = self.pairs.plan();
+        (!self.worth.is_bypassed()).then_some(Places { in_port, plan })
     }
 
     /// Has what is known about an announced frame fetched. Only a hint.
     #[inline(always)]
     pub fn fetch(&self, spot: &Spot) {
-        self.pairs.fetch(*spot);
+        self.pairs.fetch(spot);
+    }
+
+    /// Has the places of a frame's addresses in the MAC table fetched. Only a hint.
+    #[inline(never)]
+    pub fn fetch_addresses(&mut self, snapshot: &Snapshot, in_port: PortId, head: &[u8]) {
+        if let Some(key) = Key::of(in_port, head)
+            && let Some(port) = snapshot.port(in_port)
+            && let (dst, src, tag) = (key.dst(), key.src(), key.tag())
+            && let Some(class) = port.classify(&Eth { dst, src, tag, ethertype: 0 })
+        {
+            let table = self.held.table(&port.fdb);
+            [src, dst].iter().for_each(|mac| table.fetch(fdb::key(class.fid, *mac)));
+        }
     }
 
     /// The way past routers of a packet in a frame from `in_port` that is to go to a router's port
@@ -262,6 +278,12 @@ impl Cache {
     #[inline(always)]
     pub fn expects_route(&self, head: &[u8]) -> bool {
         self.memo.expects(head)
+    }
+
+    /// The same of a frame that was announced.
+    #[inline(always)]
+    pub fn expects_route_at(&self, spot: &Spot) -> bool {
+        self.memo.expects(&spot.first().to_le_bytes())
     }
 
     /// As [`Cache::route`], and without a verdict on the frame, if all about it is remembered: that the packet's
@@ -305,6 +327,15 @@ impl Cache {
     }
 }
 
+impl Places {
+    /// The place of a frame, of which `head` is the beginning: for [`Cache::fetch`] and [`Cache::destination`].
+    #[inline(always)]
+    pub fn spot(&self, head: &[u8]) -> Spot {
+        let key = Key::of(self.in_port, head);
+        key.map_or(Spot::NONE, |key| self.plan.spot(key))
+    }
+}
+
 impl Default for Cache {
     fn default() -> Self {
         Self::new(Self::ENTRIES_DEFAULT)
@@ -341,18 +372,6 @@ fn decide(
         }
     }
     decision.verdict
-}
-
-/// Has the places of a frame's addresses in the MAC table fetched.
-#[inline(never)]
-fn fetch_addresses(held: &mut Held, snapshot: &Snapshot, in_port: PortId, key: Key) {
-    let (dst, src, tag) = (key.dst(), key.src(), key.tag());
-    if let Some(port) = snapshot.port(in_port)
-        && let Some(class) = port.classify(&Eth { dst, src, tag, ethertype: 0 })
-    {
-        let table = held.table(&port.fdb);
-        [src, dst].iter().for_each(|mac| table.fetch(fdb::key(class.fid, *mac)));
-    }
 }
 
 impl Crowd {
@@ -449,7 +468,7 @@ impl Front {
 
 impl Key {
     /// See [`Front::key`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(in_port: PortId, head: &[u8]) -> Option<Self> {
         Front::of(head.first_chunk()?).key(in_port)
     }

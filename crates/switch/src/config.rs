@@ -13,7 +13,7 @@ use packet::eth::Eth;
 use parking_lot::Mutex;
 
 use crate::error::SwitchError;
-use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed};
+use crate::fdb::{self, Fdb, FdbEntry, Held, NetworkStats, Observed, Watch};
 use crate::router::{Router, RouterId};
 use crate::rules::PortRules;
 use crate::vlan::{Class, Egress, VID_MAX, VlanMode};
@@ -313,6 +313,12 @@ impl Snapshot {
     #[inline]
     pub(crate) fn port(&self, id: PortId) -> Option<&Port> {
         self.ports.get(id.index())?.as_ref()
+    }
+
+    /// For [`Cache::destination`](crate::Cache::destination) of announced frames. `None`: there is no such port.
+    #[inline]
+    pub fn watch(&self, id: PortId) -> Option<Watch<'_>> {
+        Some(self.port(id)?.fdb.watch())
     }
 
     fn network(&self, id: NetworkId) -> Option<&Network> {

@@ -141,6 +141,18 @@ struct Numbers {
     table: AtomicU64,
 }
 
+/// Shows under which number verdicts on frames of a port are remembered: see the crate's essay, 3.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch<'f>(&'f AtomicU64);
+
+impl Watch<'_> {
+    /// As [`Fdb::generation`].
+    #[inline(always)]
+    pub(crate) fn generation(self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Fdb {
     numbers: Numbers,
@@ -194,7 +206,13 @@ impl Fdb {
     /// The number a verdict is remembered under; read before the verdict is computed.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        self.numbers.generation.load(Ordering::Acquire)
+        self.watch().generation()
+    }
+
+    /// Shows that number, whatever it is.
+    #[inline]
+    pub(crate) fn watch(&self) -> Watch<'_> {
+        Watch(&self.numbers.generation)
     }
 
     /// After how long an address is forgotten, milliseconds.

@@ -48,7 +48,7 @@
 //!    remembered only if the network's configuration in the snapshot is the latest. Learning a
 //!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
 //!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
-//!    counts from the next one on. To announce a frame ([`Cache::announce`]) says where to look, and nothing about
+//!    counts from the next one on. To announce a frame ([`Places::spot`]) says where to look, and nothing about
 //!    what is found there.
 //!
 //! # Routers
@@ -82,10 +82,10 @@ mod vlan;
 mod way;
 mod worth;
 
-pub use cache::Cache;
+pub use cache::{Cache, Places};
 pub use config::{FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch};
 pub use error::SwitchError;
-pub use fdb::{FdbEntry, NetworkStats};
+pub use fdb::{FdbEntry, NetworkStats, Watch};
 pub use lpm::{Full, Lpm, Prefix};
 pub use meter::Meter;
 pub use packet::{Mac, Tci, VlanEdit};

@@ -31,8 +31,18 @@ pub(crate) struct Pairs {
 /// What is looked for of a frame, and where: as long as there is no other room.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot {
-    pub(crate) key: Key,
-    pub(crate) at: usize,
+    /// See [`Key::thirds`].
+    thirds: [u32; 3],
+    /// See [`Key::lane`].
+    lane: u32,
+    at: usize,
+}
+
+/// Where what is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    seed: Seed,
+    mask: usize,
 }
 
 /// One cache line: addresses, in thirds, and what is known about them.
@@ -93,15 +103,47 @@ impl Room {
     }
 }
 
+impl Spot {
+    /// Of a frame that nobody announced, and of those that are always worked out. Nothing is known there.
+    pub const NONE: Self = Self { thirds: [0; 3], lane: 0, at: usize::MAX };
+
+    /// There is one.
+    #[inline(always)]
+    pub fn is_some(&self) -> bool {
+        self.at != Self::NONE.at
+    }
+
+    #[inline(always)]
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The first half of the key.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> u64 {
+        let [a, b, _] = self.thirds;
+        u64::from(a) | u64::from(b) << 32
+    }
+}
+
+impl Plan {
+    #[inline(always)]
+    pub(crate) fn spot(&self, key: Key) -> Spot {
+        let (first, second) = key.halves();
+        let at = self.seed.hash(first, second) & self.mask;
+        Spot { thirds: key.thirds(), lane: key.lane(), at }
+    }
+}
+
 impl Set {
     const PLACES: usize = 4;
 
     /// What is known about these addresses. They are compared with all at once: written so that the compiler
     /// takes vectors, and no branch for each.
     #[inline(always)]
-    fn find(&self, [a, b, c]: [u32; 3]) -> What {
-        let same = |column: [u32; Self::PLACES], part: u32| {
-            column.map(|word| if word == part { u32::MAX } else { 0 })
+    fn find(&self, [a, b, c]: &[u32; 3]) -> What {
+        let same = |column: [u32; Self::PLACES], part: &u32| {
+            column.map(|word| if word == *part { u32::MAX } else { 0 })
         };
         let [first, second, third] = self.thirds;
         let [[p, q, r, s], [e, f, g, h], [i, j, k, l]] =
@@ -193,29 +235,24 @@ impl Pairs {
         Room(before)
     }
 
+    /// As long as there is no other room.
     #[inline(always)]
-    pub(crate) fn spot(&self, key: Key) -> Spot {
-        let (first, second) = key.halves();
-        Spot { key, at: self.seed.hash(first, second) & (self.sets.len() - 1) }
+    pub(crate) fn plan(&self) -> Plan {
+        Plan { seed: self.seed, mask: self.sets.len() - 1 }
     }
 
     /// Has what is known there fetched.
     #[inline(always)]
-    pub(crate) fn fetch(&self, spot: Spot) {
+    pub(crate) fn fetch(&self, spot: &Spot) {
         sys::prefetch::read(self.sets.as_ptr().wrapping_add(spot.at));
     }
 
     /// The verdict, if it is known under this generation.
     #[inline(always)]
-    pub(crate) fn get(
-        &self,
-        Spot { key, at }: Spot,
-        generation: u64,
-        now_ms: u64,
-    ) -> Option<Packed> {
-        let what = self.sets.get(at)?.find(key.thirds());
+    pub(crate) fn get(&self, spot: &Spot, generation: u64, now_ms: u64) -> Option<Packed> {
+        let what = self.sets.get(spot.at)?.find(&spot.thirds);
         let way = self.ways.get(what.way())?;
-        let is = way.lane == key.lane()
+        let is = way.lane == spot.lane
             && way.generation == generation
             && way.epoch == what.epoch()
             && what.is_fresh(now_ms, self.stay_units);
@@ -225,17 +262,16 @@ impl Pairs {
     /// Remembers a verdict that was worked out under this generation.
     pub(crate) fn remember(
         &mut self,
-        Spot { key, at }: Spot,
+        Spot { thirds, lane, at }: Spot,
         generation: u64,
         verdict: Packed,
         (stamp_ms, now_ms): (u64, u64),
     ) -> Kept {
-        let way = self.way(key.lane(), verdict, generation);
+        let way = self.way(lane, verdict, generation);
         let epoch = self.ways.get(usize::from(way)).map_or(0, |way| way.epoch);
         let what = What::new(way, epoch, What::stamp(stamp_ms));
-        let thirds = key.thirds();
         let Some(set) = self.sets.get(at) else { return Kept::Instead };
-        let counts = |what: &u32| self.counts(What(*what), key.lane(), generation, now_ms);
+        let counts = |what: &u32| self.counts(What(*what), lane, generation, now_ms);
         let free = set.what.iter().position(|what| !counts(what));
         let (place, kept) = match (set.place(thirds), free) {
             (Some(same), _) if set.what.get(same) != Some(&0) => (same, Kept::Again),

@@ -12,7 +12,7 @@ use packet::{Mac, VlanEdit};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use switch::{
-    Cache, LinkState, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Switch, Verdict,
+    Cache, LinkState, NetworkConfig, NetworkId, Policy, PortConfig, PortId, Spot, Switch, Verdict,
     VlanMode,
 };
 
@@ -232,11 +232,14 @@ impl Bench {
                 }
                 let keep = |port| Verdict::Forward { port, edit: VlanEdit::Keep };
                 let bytes = head.bytes();
-                let spot = announced.then(|| cache.announce(&snapshot, in_port, bytes)).flatten();
-                let before = if spot.is_none() { cache.as_before(in_port, bytes) } else { None };
+                let places = cache.places(in_port).filter(|_| announced);
+                let spot = places.map_or(Spot::NONE, |places| places.spot(bytes));
+                let watch = snapshot.watch(in_port).filter(|_| spot.is_some());
+                let before = if watch.is_none() { cache.as_before(in_port, bytes) } else { None };
+                let at = watch.map(|watch| (&spot, watch));
                 let verdict = before
                     .map_or_else(
-                        || cache.destination(&snapshot, in_port, bytes, spot.as_ref(), self.now),
+                        || cache.destination(&snapshot, in_port, || bytes, at, self.now),
                         Ok,
                     )
                     .map_or_else(|other| other, keep);
@@ -385,7 +388,8 @@ proptest! {
         for (n, op) in ops.iter().enumerate() {
             if let Some(Op::Frame { worker, port, frame, .. }) = ops.get(n + ahead) {
                 let in_port = bench.ports[port % bench.ports.len()];
-                caches[*worker].announce(&bench.cached.snapshot(), in_port, frame.head().bytes());
+                let (snapshot, head) = (bench.cached.snapshot(), frame.head());
+                caches[*worker].fetch_addresses(&snapshot, in_port, head.bytes());
             }
             bench.apply(op.clone(), &mut caches);
         }

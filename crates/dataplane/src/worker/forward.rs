@@ -5,7 +5,7 @@ use packet::route::{Packet, Usual};
 use packet::tuple::Tuple;
 use packet::{Checked, Head, Mac, Offloads, RawVirtioNetHdr, VlanEdit};
 use switch::rules::PortRules;
-use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Spot, Verdict};
+use switch::{Cache, DropReason, Flood, Guard, PortId, Routed, Snapshot, Spot, Verdict, Watch};
 
 use crate::counters::QueueCounters;
 use crate::egress::Egress;
@@ -37,6 +37,8 @@ pub(crate) struct Sender<'a> {
     pub(super) guard: Option<&'a Guard>,
     /// The rules of the port.
     pub(super) rules: Option<&'a PortRules>,
+    /// What verdicts on its frames hinge on.
+    watch: Option<Watch<'a>>,
     /// There is one or the other.
     special: bool,
     /// The time of the burst, if that matters to the guard: nanoseconds since the data plane started.
@@ -56,7 +58,8 @@ impl<'a> Sender<'a> {
         let (guard, rules) = (lookup.switch.guard(port.id), lookup.switch.rules(port.id));
         let now_ns = if guard.is_some_and(Guard::is_metered) { egress.now() } else { 0 };
         let special = guard.is_some() || rules.is_some();
-        Self { port, counters, offloads, guard, rules, special, now_ns }
+        let watch = lookup.switch.watch(port.id);
+        Self { port, counters, offloads, guard, rules, watch, special, now_ns }
     }
 }
 
@@ -86,7 +89,7 @@ impl Lookup<'_> {
         &mut self,
         sender: &Sender<'_>,
         header: RawVirtioNetHdr,
-        (head, spot): (&mut Head, Option<&Spot>),
+        (head, spot): (&mut Head, &Spot),
         body: Body<'_, '_>,
         len: usize,
         egress: &mut Egress<'_>,
@@ -103,7 +106,7 @@ impl Lookup<'_> {
         sender.counters.drop(reason, 1);
     }
 
-    /// Looks a frame up, at its `spot` if it was announced, and sends it where it goes.
+    /// Looks a frame up, at its `spot` if it was announced ([`Spot::NONE`]: it was not), and sends it where it goes.
     ///
     /// # Errors
     /// Under which name it is dropped, if that was not counted.
@@ -112,15 +115,16 @@ impl Lookup<'_> {
         &mut self,
         sender: &Sender<'_>,
         frame: &mut Frame<'_, '_>,
-        spot: Option<&Spot>,
+        spot: &Spot,
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
         let id = sender.port.id;
-        let to = match self.at_once(id, frame, spot.is_some()) {
+        let to = match self.at_once(id, frame, spot) {
             Some(to) => to,
             None => {
-                let head = frame.head.bytes();
-                match self.cache.destination(self.switch, id, head, spot, self.now_ms) {
+                let Lookup { switch, cache, now_ms, .. } = self;
+                let announced = sender.watch.filter(|_| spot.is_some()).map(|watch| (spot, watch));
+                match cache.destination(switch, id, || frame.head.bytes(), announced, *now_ms) {
                     Ok(port) => port,
                     Err(Verdict::Forward { port, edit }) => {
                         apply(edit, frame);
@@ -143,20 +147,20 @@ impl Lookup<'_> {
         Ok(())
     }
 
-    /// Where a frame goes that is like the one before it. One past a router is changed already.
+    /// Where a frame goes that is like the one before it, and was not announced, or like the one that went past a
+    /// router before it. The latter is changed already.
     #[inline(always)]
-    fn at_once(
-        &mut self,
-        from: PortId,
-        frame: &mut Frame<'_, '_>,
-        announced: bool,
-    ) -> Option<PortId> {
-        let head = frame.head.bytes();
-        let before = (!announced).then(|| self.cache.as_before(from, head)).flatten();
-        match before {
-            None if self.cache.expects_route(head) => self.again(from, frame),
-            to => to,
-        }
+    fn at_once(&mut self, from: PortId, frame: &mut Frame<'_, '_>, spot: &Spot) -> Option<PortId> {
+        let expects_route = if spot.is_some() {
+            self.cache.expects_route_at(spot)
+        } else {
+            let head = frame.head.bytes();
+            if let Some(to) = self.cache.as_before(from, head) {
+                return Some(to);
+            }
+            self.cache.expects_route(head)
+        };
+        if expects_route { self.again(from, frame) } else { None }
     }
 
     /// Does to a frame for a router's port what the router, and others after it, would do, as far as

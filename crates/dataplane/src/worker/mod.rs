@@ -26,7 +26,7 @@ use std::time::Duration;
 use pace::{Idle, Pace, Profile, Vigil};
 use packet::{Head, Offloads, RawVirtioNetHdr};
 use parking_lot::Mutex;
-use switch::{Cache, Reader, Room, Switch};
+use switch::{Cache, Reader, Room, Spot, Switch};
 use sys::EventFd;
 use sys::wakeup::QuickWakeup;
 use tokio::runtime::Handle;
@@ -499,7 +499,14 @@ impl Worker {
         let mut egress = Egress::new(&self.ports, workshop);
         let sender = Sender::new(port, counters, Offloads::NONE, &lookup, &egress);
         let header = RawVirtioNetHdr::default();
-        lookup.forward::<true>(&sender, header, (head, None), body, bytes.len(), &mut egress);
+        lookup.forward::<true>(
+            &sender,
+            header,
+            (head, &Spot::NONE),
+            body,
+            bytes.len(),
+            &mut egress,
+        );
         lookup.cache.release();
     }
 }

@@ -9,7 +9,7 @@
 use packet::VlanEdit;
 use packet::eth::vlan_tag;
 use switch::rules::{self, Actions, Connections, Denied, Table, TagAction};
-use switch::{DropReason, PortId};
+use switch::{DropReason, PortId, Spot};
 
 use crate::egress::Egress;
 use crate::frame::{Body, Frame};
@@ -72,7 +72,7 @@ impl Lookup<'_> {
         egress: &mut Egress<'_>,
     ) -> Result<(), DropReason> {
         // Rules may have made another one of it than was announced.
-        self.route::<true>(sender, frame, None, egress)
+        self.route::<true>(sender, frame, &Spot::NONE, egress)
     }
 
     /// Sends a frame out by a port, if the port's rules let it.

@@ -229,12 +229,24 @@ fn what_moves_by_an_announced_frame_is_looked_up_anew() {
     (0..3).for_each(|_| assert_eq!(cache.lookup(&snapshot, first, &asked, 1), keep(second)));
     assert_eq!(cache.as_before(first, &asked), Some(second));
     let mut announced = |port, frame: &[u8]| {
-        let spot = cache.announce(&snapshot, port, frame);
-        let verdict = cache.destination(&snapshot, port, frame, spot.as_ref(), 1);
+        let verdict = announced(&mut cache, &snapshot, port, frame);
         (verdict.map_or_else(|other| other, keep), cache.as_before(first, &asked))
     };
     assert_eq!(announced(third, &moves), (keep(first), None));
     (0..3).for_each(|_| assert_eq!(announced(first, &asked), (keep(third), None)));
+}
+
+/// What happens to an announced frame.
+fn announced(
+    cache: &mut Cache,
+    snapshot: &Snapshot,
+    port: PortId,
+    frame: &[u8],
+) -> Result<PortId, Verdict> {
+    let spot = cache.places(port).unwrap().spot(frame);
+    assert!(spot.is_some());
+    let watch = snapshot.watch(port).unwrap();
+    cache.destination(snapshot, port, || frame, Some((&spot, watch)), 1)
 }
 
 fn keep(port: PortId) -> Verdict {
@@ -246,20 +258,17 @@ fn keep(port: PortId) -> Verdict {
 fn one_flow_is_no_reason_to_announce() {
     let (switch, port) = switch_with_a_port();
     let mut cache = Cache::new(2 * Cache::ENTRIES_DEFAULT);
-    let mut announced = |flows: u8| {
+    let mut talk = |flows: u8| {
         for n in 0..64 {
             let mut frame = head(0x88b5, 0, 0);
             frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, n % flows, 2, 0, 0, 0, 0, n % flows]);
-            let spot = cache.announce(&switch.snapshot(), port, &frame);
-            assert!(spot.is_some());
-            let snapshot = switch.snapshot();
-            let verdict = cache.destination(&snapshot, port, &frame, spot.as_ref(), 1);
+            let verdict = announced(&mut cache, &switch.snapshot(), port, &frame);
             assert_eq!(verdict, Err(SAME));
         }
         cache.release();
         cache.wants_announcements()
     };
-    assert_eq!([1, 2, 64, 1].map(&mut announced), [false, true, true, false]);
+    assert_eq!([1, 2, 64, 1].map(&mut talk), [false, true, true, false]);
 }
 
 /// Where addresses are forgotten soon, what is remembered does not keep one that talks from being heard of.

@@ -33,7 +33,7 @@ fn four_verdicts_are_a_cache_line() {
 fn a_fifth_verdict_takes_the_place_of_one_that_counts() {
     let mut pairs = pairs(4);
     let mut remember = |n: u8, generation, now| {
-        pairs.remember(pairs.spot(key(1, n, n)), generation, to(2), (now, now))
+        pairs.remember(pairs.plan().spot(key(1, n, n)), generation, to(2), (now, now))
     };
     for n in 1..=4 {
         assert_eq!(remember(n, 1, 0), Kept::Room);
@@ -50,13 +50,13 @@ fn a_fifth_verdict_takes_the_place_of_one_that_counts() {
 fn nothing_counts_under_another_generation() {
     let mut pairs = pairs(1024);
     let (first, other) = (key(1, 1, 1), key(1, 2, 2));
-    pairs.remember(pairs.spot(other), 1, to(2), (0, 0));
+    pairs.remember(pairs.plan().spot(other), 1, to(2), (0, 0));
     for generation in 2..3 * u64::from(What::EPOCHS) {
-        pairs.remember(pairs.spot(first), generation, to(2), (0, 0));
-        assert_eq!(pairs.get(pairs.spot(first), generation, 0), Some(to(2)));
-        assert_eq!(pairs.get(pairs.spot(first), generation - 1, 0), None);
+        pairs.remember(pairs.plan().spot(first), generation, to(2), (0, 0));
+        assert_eq!(pairs.get(&pairs.plan().spot(first), generation, 0), Some(to(2)));
+        assert_eq!(pairs.get(&pairs.plan().spot(first), generation - 1, 0), None);
         for under in [1, generation] {
-            assert_eq!(pairs.get(pairs.spot(other), under, 0), None);
+            assert_eq!(pairs.get(&pairs.plan().spot(other), under, 0), None);
         }
     }
 }
@@ -67,7 +67,7 @@ fn a_way_keeps_its_number() {
     let mut pairs = pairs(1 << 18);
     for _ in 0..20 {
         for (from, onto) in (0..100).flat_map(|from| (0..100).map(move |onto| (from, onto))) {
-            pairs.remember(pairs.spot(key(from, onto as u8, 1)), 1, to(onto), (0, 0));
+            pairs.remember(pairs.plan().spot(key(from, onto as u8, 1)), 1, to(onto), (0, 0));
         }
     }
     assert_eq!(pairs.ways.len(), 1 + 100 * 100);
@@ -79,13 +79,13 @@ fn when_there_are_too_many_ways_all_are_forgotten() {
     let of = |n: usize| (key((n / 4) as u16, 1, 1), to((n % 4) as u16));
     for n in 0..2 * What::WAYS {
         let (key, verdict) = of(n);
-        pairs.remember(pairs.spot(key), 1, verdict, (0, 0));
-        assert_eq!(pairs.get(pairs.spot(key), 1, 0), Some(verdict));
+        pairs.remember(pairs.plan().spot(key), 1, verdict, (0, 0));
+        assert_eq!(pairs.get(&pairs.plan().spot(key), 1, 0), Some(verdict));
     }
     assert!(pairs.ways.len() <= What::WAYS);
     let known = (0..2 * What::WAYS).filter(|n| {
         let (key, verdict) = of(*n | 3);
-        let found = pairs.get(pairs.spot(key), 1, 0);
+        let found = pairs.get(&pairs.plan().spot(key), 1, 0);
         assert!(found.is_none() || found == Some(verdict));
         found.is_some()
     });
@@ -128,12 +128,12 @@ proptest! {
         for op in ops {
             match op {
                 Op::Remember(key, verdict) => {
-                    pairs.remember(pairs.spot(key), generation, verdict, (now, now));
-                    prop_assert_eq!(pairs.get(pairs.spot(key), generation, now), Some(verdict));
+                    pairs.remember(pairs.plan().spot(key), generation, verdict, (now, now));
+                    prop_assert_eq!(pairs.get(&pairs.plan().spot(key), generation, now), Some(verdict));
                     known.insert(key.halves(), (verdict, generation, now));
                 }
                 Op::Get(key) => {
-                    let found = pairs.get(pairs.spot(key), generation, now);
+                    let found = pairs.get(&pairs.plan().spot(key), generation, now);
                     let counts = known.get(&key.halves()).filter(|known| known.1 == generation);
                     let age = counts.map_or(0, |known| now - known.2);
                     if let Some(verdict) = found {

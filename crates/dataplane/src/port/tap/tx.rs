@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use packet::vnet::VNET_HLEN;
 use packet::{Offloads, VirtioNetHdr};
+use switch::Spot;
 use sys::tap::TapQueue;
 
 use crate::frame::{Body, FRAME_MAX, fill_local};
@@ -59,7 +60,7 @@ impl TapTx {
             let skip = fill_local(head, read, VNET_HLEN);
             let body = Body::Local(read.get(skip..).unwrap_or_default());
             let header = VirtioNetHdr::parse(head.vnet(VNET_HLEN)).unwrap_or_default();
-            lookup.forward::<true>(&sender, header.into(), (head, None), body, len, egress);
+            lookup.forward::<true>(&sender, header.into(), (head, &Spot::NONE), body, len, egress);
         }
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);

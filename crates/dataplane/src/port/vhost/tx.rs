@@ -159,11 +159,11 @@ struct Single<'m> {
     /// The number under which that is given back.
     id: u16,
     /// Where it is looked up, if it was announced.
-    spot: Option<Spot>,
+    spot: Spot,
 }
 
 impl Single<'_> {
-    const NONE: Self = Self { buffer: GuestSlice::EMPTY, id: 0, spot: None };
+    const NONE: Self = Self { buffer: GuestSlice::EMPTY, id: 0, spot: Spot::NONE };
 }
 
 impl<'a> Burst<'a> {
@@ -184,7 +184,7 @@ impl<'a> Burst<'a> {
                     let buffer = buffer.take(if writable { 0 } else { usize::MAX });
                     let Forward { lookup, heads: [[head, ..], _], egress } = forward;
                     begin(head, buffer, self.vnet_len);
-                    let frame = Single { buffer, id, spot: None };
+                    let frame = Single { buffer, id, spot: Spot::NONE };
                     self.deal_with::<CHECKED>(queue, &frame, head, lookup, egress);
                     self.frames += 1;
                 }
@@ -222,14 +222,18 @@ impl<'a> Burst<'a> {
                 next = queue.next_few(self.mem, TOGETHER, |buffer, id, writable| {
                     if let Some(place) = places.next() {
                         let buffer = buffer.take(if writable { 0 } else { usize::MAX });
-                        *place = Single { buffer, id, spot: None };
+                        *place = Single { buffer, id, spot: Spot::NONE };
                     }
                 });
                 taken = TOGETHER - places.len();
+                let (port, Lookup { switch, cache, .. }) = (self.sender.port.id, &mut *lookup);
+                let places = cache.places(port);
                 for (head, frame) in soon.0.iter_mut().zip(&mut *soon.1).take(taken) {
                     begin(head, frame.buffer, self.vnet_len);
-                    let Lookup { switch, cache, .. } = lookup;
-                    frame.spot = cache.announce(switch, self.sender.port.id, head.bytes());
+                    match &places {
+                        Some(places) => frame.spot = places.spot(head.bytes()),
+                        None => cache.fetch_addresses(switch, port, head.bytes()),
+                    }
                 }
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
@@ -237,9 +241,7 @@ impl<'a> Burst<'a> {
             let (soon, _) = soon.1.as_chunks::<AT_ONCE>();
             let now = now.0.chunks_mut(AT_ONCE).zip(now.1.chunks(AT_ONCE));
             for (soon, (heads, frames)) in soon.iter().zip(now) {
-                for spot in soon.iter().filter_map(|frame| frame.spot.as_ref()) {
-                    lookup.cache.fetch(spot);
-                }
+                soon.iter().for_each(|frame| lookup.cache.fetch(&frame.spot));
                 let part = in_hand.min(AT_ONCE);
                 in_hand -= part;
                 for (head, frame) in heads.iter_mut().zip(frames).take(part) {
@@ -273,7 +275,7 @@ impl<'a> Burst<'a> {
             sender.counters.drop(DropReason::QueueDisabled, 1);
         } else if let Some(header) = load_header(buffer, *vnet_len, sender.offloads) {
             let body = Body::One(buffer.skip(*vnet_len + head.len()));
-            lookup.forward::<CHECKED>(sender, header, (head, spot.as_ref()), body, len, egress);
+            lookup.forward::<CHECKED>(sender, header, (head, spot), body, len, egress);
         } else {
             sender.counters.drop(DropReason::Runt, 1);
         }
@@ -303,7 +305,14 @@ impl<'a> Burst<'a> {
                 _ => VirtioNetHdr::parse(head.vnet(*vnet_len)).unwrap_or_default(),
             };
             let body = Body::Guest { slices, skip };
-            lookup.forward::<CHECKED>(sender, header.into(), (head, None), body, len, egress);
+            lookup.forward::<CHECKED>(
+                sender,
+                header.into(),
+                (head, &Spot::NONE),
+                body,
+                len,
+                egress,
+            );
         } else {
             sender.counters.drop(DropReason::QueueDisabled, 1);
         }
