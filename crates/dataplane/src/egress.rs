@@ -18,7 +18,7 @@ use crate::owed::Owed;
 use crate::port::tap::TapPort;
 use crate::port::vhost::VhostPort;
 use crate::port::vhost::rx::{LiveRx, RxQueue};
-use crate::port::{Kind, Port, PortMap, Refused, Sink};
+use crate::port::{Kind, Port, PortMap, Sink};
 
 /// Most destinations open at once; with more the oldest is closed.
 const OPEN_MAX: usize = 8;
@@ -99,17 +99,17 @@ impl<'a> Egress<'a> {
         let Self { open, workshop, .. } = self;
         let Some(Open { port, vhost, live, queue, .. }) = open.get_mut(at) else { return };
         let counters = &queue.counters;
-        let refused = match live.as_deref_mut() {
+        let sent = match live.as_deref_mut() {
             Some(rx) => transmit(rx, port.mtu(), frame, workshop, counters),
-            None => Err(Refused::Drop(DropReason::PortDown)),
+            None => Err(DropReason::PortDown),
         };
-        match refused {
-            Ok(()) => {}
-            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
-            Err(Refused::Fault(fault)) => {
-                counters.drop(DropReason::GuestFault, 1);
-                let stopped = live.take();
-                vhost.stop_for(stopped.is_some_and(|rx| rx.mem.faulted()), &fault);
+        if let Err(reason) = sent {
+            counters.drop(reason, 1);
+            if reason == DropReason::GuestFault
+                && let Some(rx) = live.take()
+                && let Some(fault) = &rx.fault
+            {
+                vhost.stop_for(rx.mem.faulted(), fault);
             }
         }
     }
@@ -220,9 +220,7 @@ impl<'a> Egress<'a> {
             }
         };
         let counters = &queue.counters;
-        if let Err(Refused::Drop(reason)) =
-            transmit(&mut *live, port.mtu(), frame, self.workshop, counters)
-        {
+        if let Err(reason) = transmit(&mut *live, port.mtu(), frame, self.workshop, counters) {
             counters.drop(reason, 1);
         }
     }
@@ -251,9 +249,9 @@ fn transmit(
     frame: &mut Frame<'_, '_>,
     workshop: &mut Workshop,
     counters: &QueueCounters,
-) -> Result<(), Refused> {
+) -> Result<(), DropReason> {
     if mtu != 0 && over_mtu(frame, mtu) {
-        return Err(Refused::Drop(DropReason::MtuExceeded));
+        return Err(DropReason::MtuExceeded);
     }
     if !sink.offloads().contains(frame.offload.needs()) {
         return finish(sink, frame, workshop, counters);
@@ -266,7 +264,7 @@ fn put(
     sink: &mut impl Sink,
     frame: &mut Frame<'_, '_>,
     counters: &QueueCounters,
-) -> Result<(), Refused> {
+) -> Result<(), DropReason> {
     sink.put(frame)?;
     counters.frames.add(1);
     counters.bytes.add(frame.len as u64);
@@ -283,13 +281,13 @@ fn finish(
     frame: &mut Frame<'_, '_>,
     workshop: &mut Workshop,
     counters: &QueueCounters,
-) -> Result<(), Refused> {
+) -> Result<(), DropReason> {
     let Workshop { linear, head, scratch, .. } = workshop;
-    let whole = gather(linear, frame).ok_or(Refused::Drop(DropReason::FrameTooBig))?;
+    let whole = gather(linear, frame).ok_or(DropReason::FrameTooBig)?;
     if frame.offload.gso.is_none() {
         let Some(csum) = frame.offload.csum else { return put(sink, frame, counters) };
         if !checksum::complete(whole, csum.start, csum.offset) {
-            return Err(Refused::Drop(DropReason::BadOffload));
+            return Err(DropReason::BadOffload);
         }
         counters.csum_completed.add(1);
         let rest = fill_local(head, whole, 0);
@@ -299,7 +297,7 @@ fn finish(
     }
     let partial = sink.offloads().contains(Offloads::CSUM);
     let Some(mut segmenter) = Segmenter::new(whole, whole.len(), &frame.offload) else {
-        return Err(Refused::Drop(DropReason::BadOffload));
+        return Err(DropReason::BadOffload);
     };
     counters.segmented.add(1);
     let mut fault = Ok(());
@@ -320,9 +318,9 @@ fn finish(
         let (body, len) = (Body::Local(payload), cut.header_len + payload.len());
         match put(sink, &mut Frame { head, offload, body, len }, counters) {
             Ok(()) => {}
-            Err(Refused::Drop(reason)) => counters.drop(reason, 1),
             // The caller counts the one that met the fault.
-            Err(refused) => fault = Err(refused),
+            Err(DropReason::GuestFault) => fault = Err(DropReason::GuestFault),
+            Err(reason) => counters.drop(reason, 1),
         }
     }
     fault

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use packet::Offloads;
 use switch::{DropReason, PortId};
-use virtqueue::GuestFault;
 
 use crate::counters::QueueCounters;
 use crate::frame::Frame;
@@ -74,22 +73,10 @@ pub(crate) trait Sink {
     fn offloads(&self) -> Offloads;
 
     /// Delivers a frame that needs no more than [`Self::offloads`].
-    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused>;
-}
-
-/// Why a frame was not delivered.
-#[derive(Debug)]
-pub(crate) enum Refused {
-    /// This frame only.
-    Drop(DropReason),
-    /// The ring lied: the queue must stop.
-    Fault(GuestFault),
-}
-
-impl From<GuestFault> for Refused {
-    fn from(fault: GuestFault) -> Self {
-        Self::Fault(fault)
-    }
+    ///
+    /// # Errors
+    /// Why it is dropped. [`DropReason::GuestFault`]: the ring lied, and the queue must stop.
+    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), DropReason>;
 }
 
 /// All ports by their id: a snapshot, replaced as a whole.

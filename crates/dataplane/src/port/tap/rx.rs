@@ -13,7 +13,7 @@ use sys::tap::TapQueue;
 
 use crate::counters::QueueCounters;
 use crate::frame::{Body, Frame};
-use crate::port::{Refused, Sink};
+use crate::port::Sink;
 
 /// One RX queue of a TAP port.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Sink for TapRx {
         self.offloads
     }
 
-    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused> {
+    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), DropReason> {
         let header = VirtioNetHdr { num_buffers: 0, ..frame.offload.header() };
         let front = frame.head.with_vnet(header, VNET_HLEN);
         let fd = self.queue.as_fd();
@@ -56,13 +56,13 @@ impl Sink for TapRx {
                     let part = slice.skip(skip);
                     skip = skip.saturating_sub(slice.len());
                     if !part.is_empty() && parts.try_push(part).is_err() {
-                        return Err(Refused::Drop(DropReason::FrameTooBig));
+                        return Err(DropReason::FrameTooBig);
                     }
                 }
                 guestmem::write_vectored(fd, &[front], &parts)
             }
         };
-        written.map(|_| ()).map_err(|error| Refused::Drop(reason(&error)))
+        written.map(|_| ()).map_err(|error| reason(&error))
     }
 }
 

@@ -267,6 +267,7 @@ impl Device for NetDevice {
                 call,
                 enabled,
                 filled: 0,
+                fault: None,
                 moderator: Moderator::new(moderation, config.size),
                 waiting: None,
                 room: Moderator::room(config.size),

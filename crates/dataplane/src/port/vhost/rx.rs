@@ -14,13 +14,13 @@ use packet::{Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::DropReason;
 use sys::EventFd;
-use virtqueue::{Chain, MAX_TOGETHER, Next, Queue, Used};
+use virtqueue::{Chain, GuestFault, MAX_TOGETHER, Next, Queue, Used};
 
 use crate::counters::QueueCounters;
 use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
 use crate::owed::{Owed, Place};
+use crate::port::Sink;
 use crate::port::vhost::{LINE, SHORT};
-use crate::port::{Refused, Sink};
 use crate::worker::forward::BURST;
 
 // The buffers of a frame are shown together.
@@ -63,6 +63,8 @@ pub(crate) struct LiveRx {
     pub(crate) waiting: Option<Wait>,
     /// Most buffers that may be full without the guest knowing.
     pub(crate) room: u64,
+    /// What the ring lied about.
+    pub(crate) fault: Option<GuestFault>,
 }
 
 impl Sink for LiveRx {
@@ -74,11 +76,11 @@ impl Sink for LiveRx {
     /// Into one buffer if it fits, into several with mergeable buffers. On refusal the ring is as
     /// before.
     #[inline(always)]
-    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), Refused> {
+    fn put(&mut self, frame: &mut Frame<'_, '_>) -> Result<(), DropReason> {
         if !self.enabled {
-            return Err(Refused::Drop(DropReason::QueueDisabled));
+            return Err(DropReason::QueueDisabled);
         }
-        let Self { queue, mem, vnet_len, filled, .. } = self;
+        let Self { queue, mem, vnet_len, filled, fault, .. } = self;
         let need = *vnet_len + frame.len;
         // A few frames are not to wait for what others would need.
         if *filled % TOGETHER == TOGETHER - 1 {
@@ -86,9 +88,9 @@ impl Sink for LiveRx {
                 prefetch_room(mem, soon.addr.wrapping_add(*vnet_len as u64), frame.len);
             });
         }
-        let (buffer, id) = match queue.next(mem)? {
+        let (buffer, id) = match queue.next(mem).map_err(|lie| keep(lie, fault))? {
             Next::One { buffer, id, writable: true } if buffer.len() >= need => (buffer, id),
-            Next::Empty => return Err(Refused::Drop(DropReason::RxRingEmpty)),
+            Next::Empty => return Err(DropReason::RxRingEmpty),
             Next::One { .. } => {
                 queue.put_back();
                 return self.put_spread(frame, need);
@@ -136,6 +138,13 @@ fn prefetch_room(mem: &GuestMemory, room: u64, len: usize) {
     }
 }
 
+/// Keeps what a ring lied about, for who stops it.
+#[cold]
+fn keep(lie: GuestFault, fault: &mut Option<GuestFault>) -> DropReason {
+    *fault = Some(lie);
+    DropReason::GuestFault
+}
+
 /// Stores the header in front of `room`. If the frame does not share a cache line with it, as with
 /// DPDK's driver, most frames find the header they need there already, from the buffer's last use.
 #[inline(always)]
@@ -150,7 +159,7 @@ fn store_header<const N: usize>(buffer: GuestSlice<'_>, header: u128, room: Gues
 impl LiveRx {
     /// Puts a frame into several parts or several buffers.
     #[cold]
-    fn put_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), Refused> {
+    fn put_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), DropReason> {
         let before = self.queue.position();
         let put = self.try_spread(frame, need);
         if put.is_err() {
@@ -159,9 +168,9 @@ impl LiveRx {
         put
     }
 
-    fn try_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), Refused> {
-        let too_small = || Refused::Drop(DropReason::RxBufferTooSmall);
-        let Self { queue, mem, vnet_len, mergeable, .. } = self;
+    fn try_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), DropReason> {
+        let too_small = || DropReason::RxBufferTooSmall;
+        let Self { queue, mem, vnet_len, mergeable, fault, .. } = self;
         let mut buffers = Buffers::new();
         let mut used = ArrayVec::<Used, BUFFERS_MAX>::new();
         let mut chain = Chain::new();
@@ -170,8 +179,8 @@ impl LiveRx {
             if !used.is_empty() && !*mergeable {
                 return Err(too_small());
             }
-            if !queue.pop(mem, &mut chain)? {
-                return Err(Refused::Drop(DropReason::RxRingEmpty));
+            if !queue.pop(mem, &mut chain).map_err(|lie| keep(lie, fault))? {
+                return Err(DropReason::RxRingEmpty);
             }
             let want = need - capacity;
             capacity +=
