@@ -38,7 +38,7 @@ pub struct Spot {
     at: usize,
 }
 
-/// Where what is looked for.
+/// Which places there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     seed: Seed,
