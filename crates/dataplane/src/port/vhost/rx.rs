@@ -63,7 +63,7 @@ pub(crate) struct LiveRx {
     pub(crate) waiting: Option<Wait>,
     /// Most buffers that may be full without the guest knowing.
     pub(crate) room: u64,
-    /// What the ring lied about.
+    /// What the ring lied about: kept whenever `put` says [`DropReason::GuestFault`].
     pub(crate) fault: Option<GuestFault>,
 }
 
