@@ -78,6 +78,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("{}:\n{}", self.log.display(), self.log());
+        }
     }
 }
 
@@ -199,7 +202,15 @@ done"#;
         let file = self.daemon.run_dir.join("exported");
         let command = format!("image export {name} {} --force", file.display());
         // A file that was closed is let go a moment later.
-        until("the image is free", || self.daemon.cli(&command).status == 0);
+        let mut last = String::new();
+        until("the image is free", || {
+            let said = self.daemon.cli(&command);
+            if last != said.err {
+                eprint!("{}", said.err);
+                last = said.err;
+            }
+            said.status == 0
+        });
         fs::read(file).unwrap()
     }
 

@@ -10,6 +10,10 @@
 //! that sleeps waits for [`Ring::wake_fd`]. (The ring's own descriptor does not wake a poller before
 //! completions have been worked off, which is what the sleeper would do.)
 //!
+//! **Files.** A job that has ended may have been carried out by a thread of the kernel, which lets go of it
+//! a moment later; then the kernel keeps the file, with its locks, until the next [`Ring::submit`].
+//! [`Ring::ready`] and [`Ring::wake_fd`] tell of that too.
+//!
 //! **Failure.** What the kernel refuses is the result of the operation. A ring that is dropped
 //! cancels what it can and waits for the rest.
 
@@ -168,14 +172,12 @@ impl<J: Job> Ring<J> {
         }
     }
 
-    /// Whether a submit would begin something, or [`Ring::ended`] have something after it. No system
-    /// call.
+    /// Whether a submit would begin something or let go of something, or [`Ring::ended`] have something
+    /// after it: also when nothing is in flight. No system call.
     #[inline]
     pub fn ready(&mut self) -> bool {
-        self.in_flight() > 0
-            && (self.unsubmitted > 0
-                || !self.ring.completion().is_empty()
-                || self.ring.submission().taskrun())
+        self.ring.submission().taskrun()
+            || self.in_flight() > 0 && (self.unsubmitted > 0 || !self.ring.completion().is_empty())
     }
 
     /// The next job that has ended, and its result.
@@ -191,7 +193,7 @@ impl<J: Job> Ring<J> {
         Some((job, result))
     }
 
-    /// Signalled when there are completions after there were none.
+    /// Signalled when there is something to work off after there was nothing.
     #[must_use]
     pub fn wake_fd(&self) -> &EventFd {
         &self.wake

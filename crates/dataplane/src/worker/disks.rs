@@ -89,6 +89,12 @@ impl Disks {
         }
     }
 
+    /// Whether there are no disks, and the kernel has let go of the files of those there were.
+    #[inline]
+    fn is_empty(&mut self) -> bool {
+        self.count == 0 && !self.ring.as_mut().is_some_and(Ring::ready)
+    }
+
     /// Whether there is something to do that no other host is waited for with.
     fn is_near(&mut self) -> bool {
         self.ring.as_mut().is_some_and(Ring::ready)
@@ -157,9 +163,10 @@ impl Disks {
         (taken + ended, looked)
     }
 
-    /// Has the ring begin with what was pushed, and takes what has ended: what comes of that is for the next pass.
+    /// Has the ring begin with what was pushed and let go of files, and takes what has ended: what comes of that is
+    /// for the next pass.
     fn reap(&mut self, mailbox: &Mailbox) -> usize {
-        let Some(ring) = self.ring.as_mut().filter(|ring| ring.in_flight() > 0) else { return 0 };
+        let Some(ring) = self.ring.as_mut() else { return 0 };
         if let Err(error) = ring.submit() {
             tracing::debug!(%error, "the ring takes no more for now");
         }
@@ -273,7 +280,7 @@ impl Worker {
     /// taken and ended.
     #[inline]
     pub(super) fn pass_disks(&mut self, frames: usize) -> usize {
-        if self.disks.count == 0 {
+        if self.disks.is_empty() {
             return 0;
         }
         // Between others and this pass were frames.

@@ -2,7 +2,10 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::*;
+use crate::ofd;
 
 /// Memory of its own, never borrowed while it is a job.
 struct Owned {
@@ -195,4 +198,41 @@ fn a_sleeper_is_told_by_the_descriptor() {
     waker.join().unwrap();
     assert!(ring.ready());
     assert_eq!(wait(&mut ring).0.bytes(), b"data");
+}
+
+#[test]
+fn a_file_is_let_go_of_though_nothing_is_under_way_any_more() {
+    let place = tempfile::NamedTempFile::new().unwrap();
+    let open = || File::options().read(true).write(true).open(place.path()).unwrap();
+    let locks = |file: &File| ofd::try_lock(file, ofd::Kind::Exclusive, ofd::Range::ALL).unwrap();
+    let mut ring = Ring::new(8).unwrap();
+    for turn in 0..2000 {
+        let file = Arc::new(open());
+        assert!(locks(&file));
+        assert!(ring.push(Operation::Sync, Owned::new(&file, &[], 0, turn)).is_ok());
+        drop(file);
+        // As soon as a thread of the kernel says that it has ended, which may have it for a moment longer.
+        let (job, result) = loop {
+            if ring.ready() {
+                ring.submit().unwrap();
+            }
+            if let Some(ended) = ring.ended() {
+                break ended;
+            }
+        };
+        assert_eq!((job.name, result.unwrap()), (turn, 0));
+        drop(job);
+        let (other, mut looks) = (open(), 0);
+        while !locks(&other) {
+            looks += 1;
+            assert!(looks < 5000, "the kernel has the file of turn {turn} still");
+            // As a worker does, which sleeps until it is woken up.
+            let mut woken = [PollFd::new(ring.wake_fd(), PollFlags::IN)];
+            poll(&mut woken, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 })).unwrap();
+            ring.wake_fd().drain();
+            if ring.ready() {
+                ring.submit().unwrap();
+            }
+        }
+    }
 }
