@@ -69,6 +69,7 @@ mod config;
 mod domain;
 mod error;
 mod fdb;
+mod key;
 mod lpm;
 mod memo;
 mod meter;

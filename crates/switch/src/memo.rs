@@ -17,10 +17,11 @@ use packet::tuple::Tuple;
 use packet::{Checked, VlanEdit};
 
 use crate::PortId;
-use crate::cache::{Key, NOBODY};
+use crate::cache::NOBODY;
 use crate::config::Snapshot;
 use crate::domain::{Domain, Tells};
 use crate::fdb::{Held, REFRESH_MS};
+use crate::key::Key;
 use crate::router::HopCount;
 use crate::table::Seed;
 use crate::way::{Flow, Path, Routed};

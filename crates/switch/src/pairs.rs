@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 
-use crate::cache::{Key, Packed};
 use crate::fdb::REFRESH_MS;
+use crate::key::{Key, Packed};
 use crate::table::Seed;
 
 /// See the module.

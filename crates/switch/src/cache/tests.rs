@@ -1,74 +1,13 @@
-use packet::eth::{ETH_P_8021AD, ETH_P_8021Q};
-
 use super::*;
+use crate::DropReason;
 
-fn head(first: u16, tci: u16, inner: u16) -> [u8; 18] {
-    let mut head = [7; 18];
-    head[12..14].copy_from_slice(&first.to_be_bytes());
-    head[14..16].copy_from_slice(&tci.to_be_bytes());
-    head[16..18].copy_from_slice(&inner.to_be_bytes());
-    head
-}
-
-#[test]
-fn verdicts_survive_packing() {
-    let tci = |tci| VlanEdit::Push(Tci(tci));
-    let survives = |verdict| {
-        let packed = Packed::pack(verdict).unwrap();
-        assert_eq!(packed.unpack().map_or_else(|other| other, keep), verdict);
-    };
-    for edit in [VlanEdit::Keep, VlanEdit::Pop, tci(4094), tci(0xe000 | 4094), tci(0x2001)] {
-        let port = PortId(4095);
-        survives(Verdict::Forward { port, edit });
-        survives(Verdict::Router { port, edit });
-    }
-    DropReason::ALL.iter().for_each(|reason| survives(Verdict::Drop(*reason)));
-    let rewritten = Verdict::Forward { port: PortId(1), edit: VlanEdit::Set(Tci(5)) };
-    assert!(Packed::pack(rewritten).is_none());
-}
-
-#[test]
-fn keys_tell_apart_what_the_verdict_depends_on() {
-    let of = |head: &[u8]| Key::of(PortId(3), head);
-    let plain = head(0x0800, 1, 2);
-    assert_eq!(of(&plain), of(&head(0x86dd, 3, 4)), "payload does not count");
-    assert_ne!(of(&plain), Key::of(PortId(4), &plain));
-    for byte in 0..12 {
-        let mut other = plain;
-        other[byte] ^= 1;
-        assert_ne!(of(&plain), of(&other), "byte {byte}");
-    }
-    let tagged = |tci| of(&head(ETH_P_8021Q, tci, 0x0800));
-    assert_ne!(tagged(5), of(&plain));
-    assert_ne!(tagged(5), tagged(6));
-    assert_eq!(tagged(5), tagged(0xe005), "priority does not count");
-}
-
-#[test]
-fn odd_frames_are_always_worked_out() {
-    let of = |head: &[u8]| Key::of(PortId(3), head);
-    for (first, tci, inner) in [
-        (ETH_P_8021Q, 0xe000, 0x0800),
-        (ETH_P_8021Q, 4095, 0x0800),
-        (ETH_P_8021Q, 5, ETH_P_8021Q),
-        (ETH_P_8021Q, 5, ETH_P_8021AD),
-        (ETH_P_8021AD, 5, 0x0800),
-    ] {
-        assert_eq!(of(&head(first, tci, inner)), None);
-    }
-    assert_eq!(of(&head(0x0800, 0, 0)[..17]), None);
-}
-
-#[test]
-fn verdicts_are_small() {
-    assert!(size_of::<Verdict>() <= 16);
-}
-
+/// Ethertype 0x88b5, for experiments.
+const HEAD: [u8; 18] = [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0x88, 0xb5, 0, 0, 0, 0];
 const SAME: Verdict = Verdict::Drop(DropReason::SamePort);
 
 /// One port, and a look-up of a frame from address `n` to itself: known and remembered once learned.
 fn own(cache: &mut Cache, switch: &crate::Switch, port: PortId, n: u8) -> Verdict {
-    let mut frame = head(0x88b5, 0, 0);
+    let mut frame = HEAD;
     frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, n, 2, 0, 0, 0, 0, n]);
     cache.lookup(&switch.snapshot(), port, &frame, 1)
 }
@@ -166,7 +105,7 @@ fn room_that_few_need_is_given_back() {
     let mut cache = Cache::new(Room::MOST);
     let talk = |cache: &mut Cache, pairs: u16, now: u64| {
         for n in 0..pairs {
-            let mut frame = head(0x88b5, 0, 0);
+            let mut frame = HEAD;
             let [high, low] = n.to_be_bytes();
             frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 1, high, low]);
             cache.lookup(&switch.snapshot(), port, &frame, now);
@@ -218,7 +157,7 @@ fn what_moves_by_an_announced_frame_is_looked_up_anew() {
     });
     let snapshot = switch.snapshot();
     let frame = |dst: u8, src: u8| {
-        let mut frame = head(0x88b5, 0, 0);
+        let mut frame = HEAD;
         frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, dst, 2, 0, 0, 0, 0, src]);
         frame
     };
@@ -260,7 +199,7 @@ fn one_flow_is_no_reason_to_announce() {
     let mut cache = Cache::new(2 * Cache::ENTRIES_DEFAULT);
     let mut talk = |flows: u8| {
         for n in 0..64 {
-            let mut frame = head(0x88b5, 0, 0);
+            let mut frame = HEAD;
             frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, n % flows, 2, 0, 0, 0, 0, n % flows]);
             let verdict = announced(&mut cache, &switch.snapshot(), port, &frame);
             assert_eq!(verdict, Err(SAME));
@@ -283,7 +222,7 @@ fn who_talks_is_not_forgotten_however_much_room_there_is() {
         let (mut cache, mut now) = (Cache::new(Room::MOST), 1);
         for _ in 0..100 {
             now += 300;
-            let mut frame = head(0x88b5, 0, 0);
+            let mut frame = HEAD;
             frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 7]);
             assert_eq!(cache.lookup(&switch.snapshot(), port, &frame, now), SAME);
             cache.release();
@@ -300,7 +239,7 @@ fn who_talks_is_looked_up_now_and_then() {
         let (switch, network, port) = switch_with_a_network();
         let mut cache = Cache::new(entries);
         for now in (250..100_000).step_by(10) {
-            let mut frame = head(0x88b5, 0, 0);
+            let mut frame = HEAD;
             frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 7]);
             assert_eq!(cache.lookup(&switch.snapshot(), port, &frame, now), SAME);
             cache.release();

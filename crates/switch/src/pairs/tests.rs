@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::Front;
+use crate::key::Front;
 use crate::{PortId, Verdict, VlanEdit};
 
 /// Of a frame from station `src` behind this port to `dst`.
