@@ -38,8 +38,6 @@ pub struct Cache {
     /// Frames of this pass that were looked up, and whether those of the last one were many.
     looked_up: u32,
     scattered: bool,
-    /// Where the one before was looked up that was announced.
-    before: usize,
 }
 
 /// Of this pass: the frame looked up last, as the next one often is of the same flow.
@@ -98,7 +96,6 @@ impl Cache {
             last: Last { front: Front::default(), in_port: NOBODY, way: Packed::DEFAULT },
             looked_up: 0,
             scattered: false,
-            before: usize::MAX,
         }
     }
 
@@ -152,13 +149,11 @@ impl Cache {
         announced: Option<(&Spot, Watch<'_>)>,
         now_ms: u64,
     ) -> Result<PortId, Verdict> {
-        if let Some((spot, watch)) = announced {
-            let before = std::mem::replace(&mut self.before, spot.at());
-            self.looked_up += u32::from(before != spot.at());
-            if let Some(way) = self.pairs.get(spot, watch.generation(), now_ms) {
-                self.worth.hit(1);
-                return way.unpack();
-            }
+        if let Some((spot, watch)) = announced
+            && let Some(way) = self.pairs.get(spot, watch.generation(), now_ms)
+        {
+            self.worth.hit(1);
+            return way.unpack();
         }
         let head = head();
         let Last { front: before, in_port: from, way } = self.last;
@@ -218,6 +213,15 @@ impl Cache {
     pub fn places(&self, in_port: PortId) -> Option<Places> {
         let plan = self.pairs.plan();
         (!self.worth.is_bypassed()).then_some(Places { in_port, plan })
+    }
+
+    /// So many frames are announced, the first and the last of them at these places. Those of one flow are no reason to
+    /// announce more.
+    #[inline(always)]
+    pub fn announced(&mut self, frames: usize, first: &Spot, last: &Spot) {
+        if first.at() != last.at() {
+            self.looked_up += frames as u32;
+        }
     }
 
     /// Has what is known about an announced frame fetched. Only a hint.
@@ -368,7 +372,7 @@ fn decide(
 impl Crowd {
     const SECOND_MS: u64 = 1000;
     /// Longer than a verdict is not looked up anew.
-    const WHILE_MS: u64 = 16_000;
+    const WHILE_MS: u64 = 40_000;
 
     /// Whether in the last while an eighth of so much room would have been enough for all. In a half of it some would
     /// push each other out, and ask for more again.

@@ -38,7 +38,7 @@ pub struct FdbEntry {
     pub vlan: Option<u16>,
     /// The port it is behind.
     pub port: PortId,
-    /// Since its last frame, to the second, or to eight seconds where a worker has many pairs of addresses to
+    /// Since its last frame, to the second, or to half a minute where a worker has many pairs of addresses to
     /// remember ([`Cache`](crate::Cache)); zero for a static entry.
     pub age: Duration,
     /// Static: set by the operator, neither moved nor aged.

@@ -65,10 +65,10 @@ struct Way {
     epoch: u32,
 }
 
-/// Of a remembered verdict, packed: the number of its way (16 bits), the way's epoch (10 bits), and the source's
-/// stamp (6 bits, in units of [`What::UNIT_MS`]). 0: nothing is known.
+/// Of a remembered verdict, packed: the number of its way (16 bits), the way's epoch (8 bits), and the source's
+/// stamp (8 bits, in units of [`What::UNIT_MS`]). 0: nothing is known.
 ///
-/// Stamps come round after 16 s: what was not asked for longer than that may count as new once more, if
+/// Stamps come round after 65 s: what was not asked for longer than that may count as new once more, if
 /// nothing in its network has changed. Its verdict is right then; the source is stamped a little later.
 #[derive(Clone, Copy, Debug)]
 struct What(u32);
@@ -173,12 +173,12 @@ const _: () = assert!(REFRESH_MS.is_multiple_of(What::UNIT_MS));
 
 impl What {
     const UNIT_MS: u64 = 256;
-    const STAMPS: u32 = 1 << 6;
-    const EPOCHS: u32 = 1 << 10;
+    const STAMPS: u32 = 1 << 8;
+    const EPOCHS: u32 = 1 << 8;
     const WAYS: usize = 1 << 16;
 
     fn new(way: u16, epoch: u32, stamp: u32) -> Self {
-        Self(u32::from(way) << 16 | epoch << 6 | stamp)
+        Self(u32::from(way) << 16 | epoch << 8 | stamp)
     }
 
     #[inline]
@@ -205,7 +205,7 @@ impl What {
 }
 
 impl Pairs {
-    /// Up to so many verdicts, each is looked up anew after a second; of more, after eight.
+    /// Up to so many verdicts, each is looked up anew after a second; of more, after half a minute.
     pub(crate) const FEW: usize = 8192;
 
     pub(crate) fn new(Room(sets): Room) -> Self {
@@ -225,7 +225,7 @@ impl Pairs {
     /// How long a verdict counts without looking at the source, milliseconds, and up to two units more: a
     /// multiple of them.
     pub(crate) fn stay_ms(&self) -> u64 {
-        if self.room() > Self::FEW { 8 * REFRESH_MS } else { REFRESH_MS }
+        if self.room() > Self::FEW { 32 * REFRESH_MS } else { REFRESH_MS }
     }
 
     /// Another room for them, which is empty; returns the one there was.

@@ -107,7 +107,7 @@ fn op() -> impl Strategy<Value = Op> {
         20 => (key(), 0..3u16).prop_map(|(key, port)| Op::Remember(key, to(port))),
         20 => key().prop_map(Op::Get),
         2 => Just(Op::Change),
-        4 => (0..700u64).prop_map(Op::Advance),
+        4 => (0..3000u64).prop_map(Op::Advance),
         1 => (1..64usize).prop_map(Op::Furnish),
     ]
 }
@@ -124,7 +124,7 @@ proptest! {
         let (mut now, mut generation) = (5_000_000_000, 7);
         let mut known: HashMap<_, (Packed, u64, u64)> = HashMap::new();
         // Until they are so old that stamps come round.
-        let end = now + What::UNIT_MS * u64::from(What::STAMPS) - 9000;
+        let end = now + What::UNIT_MS * u64::from(What::STAMPS - 2);
         for op in ops {
             match op {
                 Op::Remember(key, verdict) => {

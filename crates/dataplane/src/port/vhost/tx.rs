@@ -222,7 +222,7 @@ impl<'a> Burst<'a> {
                 next = queue.next_few(self.mem, TOGETHER, |buffer, id, writable| {
                     if let Some(place) = places.next() {
                         let buffer = buffer.take(if writable { 0 } else { usize::MAX });
-                        *place = Single { buffer, id, spot: Spot::NONE };
+                        (place.buffer, place.id) = (buffer, id);
                     }
                 });
                 taken = TOGETHER - places.len();
@@ -230,10 +230,15 @@ impl<'a> Burst<'a> {
                 let places = cache.places(port);
                 for (head, frame) in soon.0.iter_mut().zip(&mut *soon.1).take(taken) {
                     begin(head, frame.buffer, self.vnet_len);
-                    match &places {
-                        Some(places) => frame.spot = places.spot(head.bytes()),
-                        None => cache.fetch_addresses(switch, port, head.bytes()),
-                    }
+                    frame.spot = if let Some(places) = &places {
+                        places.spot(head.bytes())
+                    } else {
+                        cache.fetch_addresses(switch, port, head.bytes());
+                        Spot::NONE
+                    };
+                }
+                if let Some([first, .., last]) = soon.1.get(..taken) {
+                    cache.announced(taken, &first.spot, &last.spot);
                 }
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
