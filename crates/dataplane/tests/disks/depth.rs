@@ -84,7 +84,9 @@ fn a_disk_at_its_depth_rests_and_then_serves_all_queues() {
             ended[queue] += 1;
             ask(&mut guest, queue, 1);
         }
-        assert!(ended.iter().all(|&ended| ended > rounds / QUEUES / 2), "{ended:?}");
+        // More than it had under way when the first ended: it was given room since. Which of those under way gets the bytes is
+        // the kernel's choice, and not always an even one.
+        assert!(ended.iter().all(|&ended| ended > EACH), "{ended:?}");
 
         // All there are go on without another kick.
         for _ in 0..QUEUES * EACH {
