@@ -6,6 +6,7 @@
 //! first. So two workers that send to each other's ports cannot stop each other.
 
 use arrayvec::ArrayVec;
+use packet::eth::ETH_HLEN;
 use packet::segment::{Scratch, Segmenter};
 use packet::{Checked, Head, Offloads, checksum, flow_hash};
 use parking_lot::MutexGuard;
@@ -13,7 +14,7 @@ use switch::{DropReason, PortId};
 
 use crate::clock::Clock;
 use crate::counters::QueueCounters;
-use crate::frame::{Body, FRAME_MAX, Frame, fill_local};
+use crate::frame::{Body, FRAME_MAX, Frame, Plain, fill_local};
 use crate::owed::Owed;
 use crate::port::tap::TapPort;
 use crate::port::vhost::VhostPort;
@@ -112,6 +113,45 @@ impl<'a> Egress<'a> {
                 vhost.stop_for(rx.mem.faulted(), fault);
             }
         }
+    }
+
+    /// Sends frames out by port `to` that nothing is to be done to, if it has one queue for all of them; returns how many
+    /// it took. The next one, if there is one, is to be sent by itself.
+    #[inline(always)]
+    pub(crate) fn send_few<'f>(
+        &mut self,
+        to: PortId,
+        frames: impl ExactSizeIterator<Item = Plain<'f, 'f>>,
+    ) -> usize {
+        let at = match self.again {
+            Some((again, at)) if again == to => Some(at),
+            _ => self.place_of_all(to),
+        };
+        let open = at.and_then(|at| self.open.get_mut(at));
+        let Some(Open { port, live, queue, .. }) = open else { return 0 };
+        let Some(rx) = live.as_deref_mut() else { return 0 };
+        // Of a frame no longer than that the packet is no longer than the MTU, whatever it is.
+        let longest = match port.mtu() {
+            0 => FRAME_MAX,
+            mtu => mtu as usize + ETH_HLEN,
+        };
+        let (sent, bytes) = rx.put_few(frames, longest);
+        queue.counters.frames.add(sent as u64);
+        queue.counters.bytes.add(bytes);
+        sent
+    }
+
+    /// The place among the open destinations of a port's only queue.
+    #[inline(never)]
+    fn place_of_all(&mut self, to: PortId) -> Option<usize> {
+        let port = self.ports.get(to)?;
+        let Kind::Vhost(vhost) = &port.kind else { return None };
+        if !vhost.has_one() {
+            return None;
+        }
+        let at = self.find(port, vhost, vhost.choose(|| 0))?;
+        self.again = Some((to, at));
+        Some(at)
     }
 
     /// The place among the open destinations of the queue for which a frame is; `None`: there is no such port, or it

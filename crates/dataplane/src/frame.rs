@@ -149,3 +149,13 @@ pub(crate) struct Frame<'a, 'm> {
     /// Length of all of it, in bytes.
     pub(crate) len: usize,
 }
+
+/// A frame that goes to one receiver as it is.
+pub(crate) struct Plain<'a, 'm> {
+    /// Its first bytes.
+    pub(crate) head: &'a Head,
+    /// The rest of it.
+    pub(crate) rest: GuestSlice<'m>,
+    /// Length of all of it, in bytes.
+    pub(crate) len: usize,
+}

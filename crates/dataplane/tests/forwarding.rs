@@ -540,3 +540,134 @@ fn more_pairs_than_there_is_room_for_at_first() {
         trio.end();
     }
 }
+
+/// Frames of many machines, in rows to one guest and to several: to those nobody knows and to the own side too, longer
+/// than a receiver's MTU, in buffers of all layouts, and more than a receiver has room for.
+#[test]
+fn frames_taken_many_at_once_go_their_own_ways() {
+    const MACHINES: u32 = 110;
+    const MTU: usize = 1000;
+    let machine = |side: u32, n: u32| mac(1000 * side + n);
+    let plain = Guest::plain();
+    let scattered =
+        Guest { layouts: Some(3), rx_buffer: (700, 1600), ring: 1024, ..Guest::plain() };
+    let single = Guest { mergeable: false, rx_buffer: (900, 1600), ..Guest::plain() };
+    let packed = |guest: &Guest| Guest { packed: true, event_idx: true, ..guest.clone() };
+    let in_order = Guest { in_order: true, ..packed(&plain) };
+    let kinds = [
+        [plain.clone(), plain.clone(), scattered.clone()],
+        [packed(&plain), in_order, packed(&scattered)],
+        [scattered.clone(), packed(&plain), plain.clone()],
+        [packed(&plain), single, packed(&scattered)],
+    ];
+    for (turn, guests) in kinds.into_iter().enumerate() {
+        // In pieces, more than those take more entries than a ring has.
+        let row = if guests[0].layouts.is_some() { 20 } else { 60 };
+        let plane = Plane::new();
+        let ports: Vec<_> = ["sender", "any", "small"]
+            .map(|name| {
+                plane.port_with(name, |spec, _| spec.mtu = (name == "small").then_some(MTU as u16))
+            })
+            .into();
+        let vms = ["sender", "any", "small"].iter().zip(&guests);
+        let vms = vms.map(|(name, guest)| plane.connect(name, guest)).collect();
+        let mut trio = Trio { plane, ports, vms };
+        for n in 0..MACHINES {
+            for side in 0..3 {
+                let hello = eth(BROADCAST, machine(side, n), b"hello");
+                trio.vms[side as usize].send(&hello);
+                for other in (0..3).filter(|other| *other != side) {
+                    assert_eq!(frames(trio.vms[other as usize].take(1)), [hello.as_slice()]);
+                }
+            }
+        }
+        let mut rng = Rng::new(turn as u64);
+        // All pairs, so that there is room for many.
+        for side in [1, 2, 1, 2] {
+            for from in 0..MACHINES {
+                let one = |n| eth(machine(side, (n + from) % MACHINES), machine(0, from), b"who?");
+                let sent: Vec<_> = (0..MACHINES).map(one).collect();
+                for part in sent.chunks(row) {
+                    trio.vms[0].drain();
+                    trio.vms[0].send_at_once(part);
+                    assert!(frames(trio.vms[side as usize].take(part.len())) == part);
+                }
+            }
+        }
+        let (mut same_port, mut too_long) = (0, 0);
+        for _ in 0..200 {
+            let (mut sent, mut expected) = (Vec::new(), [Vec::new(), Vec::new()]);
+            while sent.len() < row {
+                let way = rng.below(12);
+                for _ in 0..rng.range(1, 12) {
+                    let to = match way {
+                        0 => NOBODY,
+                        1 => machine(0, rng.below(u64::from(MACHINES)) as u32),
+                        way => machine(1 + way as u32 % 2, rng.below(u64::from(MACHINES)) as u32),
+                    };
+                    let len =
+                        rng.pick(&[14, 60, 64, 100, 129, 700, 888, 889, 1000, 1014, 1015, 1514]);
+                    let from = machine(0, rng.below(u64::from(MACHINES)) as u32);
+                    let frame = eth(to, from, &rng.bytes(len - 14));
+                    let small = len <= MTU + 14;
+                    let to_any = way == 0 || way > 1 && way.is_multiple_of(2);
+                    let to_small = way == 0 || way > 1 && !way.is_multiple_of(2);
+                    // What the buffers of a guest hold that does not merge them.
+                    if to_any && !guests[1].mergeable && len > 888 {
+                        continue;
+                    }
+                    sent.push(frame.clone());
+                    same_port += u64::from(way == 1);
+                    too_long += u64::from(to_small && !small);
+                    if to_any {
+                        expected[0].push(frame.clone());
+                    }
+                    if to_small && small {
+                        expected[1].push(frame);
+                    }
+                }
+            }
+            trio.vms[0].drain();
+            trio.vms[0].send_at_once(&sent);
+            for (vm, expected) in trio.vms[1..].iter_mut().zip(expected) {
+                assert!(frames(vm.take(expected.len())) == expected);
+            }
+        }
+        assert!(same_port > 0 && too_long > 0);
+        // One that takes its time gets what there is room for, and the other one all of it.
+        for vm in &mut trio.vms {
+            vm.drain();
+        }
+        trio.vms[2].refilling = false;
+        let mut late = Vec::new();
+        for _ in 0..(600 / row) {
+            let sent: Vec<_> = (0..row as u32)
+                .map(|n| {
+                    let to = machine(1 + n / 10 % 2, rng.below(u64::from(MACHINES)) as u32);
+                    eth(to, machine(0, n), &rng.bytes(46))
+                })
+                .collect();
+            trio.vms[0].send_at_once(&sent);
+            let (here, there): (Vec<_>, Vec<_>) =
+                sent.iter().cloned().enumerate().partition(|(n, _)| n / 10 % 2 == 0);
+            let only = |all: Vec<(usize, Vec<u8>)>| all.into_iter().map(|(_, one)| one);
+            assert!(frames(trio.vms[1].take(here.len())) == only(here).collect::<Vec<_>>());
+            trio.vms[0].drain();
+            late.extend(only(there));
+        }
+        trio.vms[2].poll();
+        let got = frames(trio.vms[2].inbox.drain(..).collect());
+        assert!(got.len() >= 100 && got.len() < late.len(), "{} of {}", got.len(), late.len());
+        assert!(got == late[..got.len()]);
+        let lost = (late.len() - got.len()) as u64;
+        trio.vms[2].refill();
+        let balance = trio.end();
+        let drops: HashMap<_, _> = balance.drops.iter().copied().collect();
+        let expected = [
+            (DropReason::SamePort, same_port),
+            (DropReason::MtuExceeded, too_long),
+            (DropReason::RxRingEmpty, lost),
+        ];
+        assert_eq!(drops, HashMap::from(expected));
+    }
+}

@@ -21,7 +21,7 @@ use crate::config::Snapshot;
 use crate::fdb::{self, Held, REFRESH_MS, Watch};
 use crate::key::{Front, Key, Packed, words};
 use crate::memo::{Arrival, Memo};
-use crate::pairs::{Kept, Pairs, Plan, Room, Spot};
+use crate::pairs::{Kept, Pairs, Plan, Room, Spot, Under};
 use crate::way::Routed;
 use crate::worth::Worth;
 use crate::{PortId, Verdict};
@@ -74,6 +74,12 @@ struct Crowd {
 pub struct Places {
     in_port: PortId,
     plan: Plan,
+}
+
+/// What is remembered of announced frames: see [`Cache::known`].
+pub struct Known<'a> {
+    pairs: Under<'a>,
+    memo: &'a Memo,
 }
 
 /// No port has this number.
@@ -182,6 +188,19 @@ impl Cache {
         Err(decide(self, spot, generation, snapshot, in_port, head, now_ms))
     }
 
+    /// To ask where announced frames of a port go, as far as it is remembered that they are only to be forwarded; how
+    /// many of them did is to be said by [`Cache::found`].
+    #[inline(always)]
+    pub fn known(&self, watch: Watch<'_>, now_ms: u64) -> Known<'_> {
+        Known { pairs: self.pairs.under(watch.generation(), now_ms), memo: &self.memo }
+    }
+
+    /// So many frames were [known](Known::port).
+    #[inline]
+    pub fn found(&mut self, times: usize) {
+        self.worth.hit(times as u64);
+    }
+
     /// Where the frame goes if it has the beginning of the one looked up before it in this pass, and that was
     /// only to be forwarded. `None`: it is to be looked up.
     #[inline(always)]
@@ -278,7 +297,7 @@ impl Cache {
     /// The same of a frame that was announced.
     #[inline(always)]
     pub fn expects_route_at(&self, spot: &Spot) -> bool {
-        self.memo.expects(&spot.first().to_le_bytes())
+        expects(&self.memo, spot)
     }
 
     /// As [`Cache::route`], and without a verdict on the frame, if all about it is remembered: that the packet's
@@ -329,6 +348,21 @@ impl Places {
         let key = Key::of(self.in_port, head);
         key.map_or(Spot::NONE, |key| self.plan.spot(key))
     }
+}
+
+impl Known<'_> {
+    /// Where a frame goes; `None`: it is to be looked up.
+    #[inline(always)]
+    pub fn port(&self, spot: &Spot) -> Option<PortId> {
+        let way = self.pairs.get(spot)?;
+        (way.is_keep() && !expects(self.memo, spot)).then_some(way.port())
+    }
+}
+
+/// As [`Cache::expects_route_at`].
+#[inline(always)]
+fn expects(memo: &Memo, spot: &Spot) -> bool {
+    memo.expects(&spot.first().to_le_bytes())
 }
 
 impl Default for Cache {

@@ -83,7 +83,7 @@ mod vlan;
 mod way;
 mod worth;
 
-pub use cache::{Cache, Places};
+pub use cache::{Cache, Known, Places};
 pub use config::{FloodMember, FloodMembers, NetworkConfig, PortConfig, Reader, Snapshot, Switch};
 pub use error::SwitchError;
 pub use fdb::{FdbEntry, NetworkStats, Watch};

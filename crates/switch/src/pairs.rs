@@ -38,6 +38,16 @@ pub struct Spot {
     at: usize,
 }
 
+/// What is known under one generation, at one time.
+pub(crate) struct Under<'a> {
+    sets: &'a [Set],
+    ways: &'a [Way],
+    generation: u64,
+    /// See [`What::is_fresh`].
+    next: u32,
+    units: u32,
+}
+
 /// Which places there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
@@ -126,6 +136,20 @@ impl Spot {
     }
 }
 
+impl Under<'_> {
+    /// The verdict, if it is known.
+    #[inline(always)]
+    pub(crate) fn get(&self, spot: &Spot) -> Option<Packed> {
+        let what = self.sets.get(spot.at)?.find(&spot.thirds);
+        let way = self.ways.get(what.way())?;
+        let is = way.lane == spot.lane
+            && way.generation == self.generation
+            && way.epoch == what.epoch()
+            && what.is_fresh(self.next, self.units);
+        is.then_some(way.verdict)
+    }
+}
+
 impl Plan {
     #[inline(always)]
     pub(crate) fn spot(&self, key: Key) -> Spot {
@@ -194,9 +218,14 @@ impl What {
     /// Whether the stamp is less than so many units old: it was rounded up, so what is not fresh is at least as old, and
     /// its source is stamped anew.
     #[inline]
-    fn is_fresh(self, now_ms: u64, units: u32) -> bool {
-        let next = ((now_ms / Self::UNIT_MS) as u32).wrapping_add(1);
+    fn is_fresh(self, next: u32, units: u32) -> bool {
         next.wrapping_sub(self.0) % Self::STAMPS <= units
+    }
+
+    /// The stamp of the unit after this time, and more: for [`What::is_fresh`].
+    #[inline]
+    fn next(now_ms: u64) -> u32 {
+        ((now_ms / Self::UNIT_MS) as u32).wrapping_add(1)
     }
 
     fn stamp(ms: u64) -> u32 {
@@ -247,16 +276,17 @@ impl Pairs {
         sys::prefetch::read(self.sets.as_ptr().wrapping_add(spot.at));
     }
 
+    /// To read verdicts that are known under this generation.
+    #[inline(always)]
+    pub(crate) fn under(&self, generation: u64, now_ms: u64) -> Under<'_> {
+        let Self { sets, ways, stay_units, .. } = self;
+        Under { sets, ways, generation, next: What::next(now_ms), units: *stay_units }
+    }
+
     /// The verdict, if it is known under this generation.
     #[inline(always)]
     pub(crate) fn get(&self, spot: &Spot, generation: u64, now_ms: u64) -> Option<Packed> {
-        let what = self.sets.get(spot.at)?.find(&spot.thirds);
-        let way = self.ways.get(what.way())?;
-        let is = way.lane == spot.lane
-            && way.generation == generation
-            && way.epoch == what.epoch()
-            && what.is_fresh(now_ms, self.stay_units);
-        is.then_some(way.verdict)
+        self.under(generation, now_ms).get(spot)
     }
 
     /// Remembers a verdict that was worked out under this generation.
@@ -293,7 +323,7 @@ impl Pairs {
         way.generation != 0
             && (way.generation == generation || way.lane != lane)
             && way.epoch == what.epoch()
-            && what.is_fresh(now_ms, self.stay_units)
+            && what.is_fresh(What::next(now_ms), self.stay_units)
     }
 
     /// The number of a way under this generation.

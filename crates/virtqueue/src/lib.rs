@@ -200,9 +200,10 @@ impl Queue {
         on!(self, q => q.next(mem))
     }
 
-    /// Takes chains as [`Queue::next`] does as long as they are one direct descriptor each, at most `count`, and
-    /// calls `each` with them: buffer, id, and whether it is writable. Returns what ended that, of which nothing
-    /// was taken: [`Next::Empty`] also after the last of so many.
+    /// Takes chains as [`Queue::next`] does as long as they are one direct descriptor each and `each` says so, which is
+    /// called with buffer, id, and whether it is writable; at most `count`. Returns what ended that, of which nothing
+    /// was taken: [`Next::Empty`] also after the last of so many, and, if there were any, when it would take a look at
+    /// the driver's index to know of more.
     ///
     /// # Errors
     /// The lie that was found after those, if there were any; see [`GuestFault`].
@@ -210,18 +211,10 @@ impl Queue {
     pub fn next_few<'m>(
         &mut self,
         mem: &'m GuestMemory,
-        count: usize,
-        mut each: impl FnMut(GuestSlice<'m>, u16, bool),
+        count: u16,
+        each: impl FnMut(GuestSlice<'m>, u16, bool) -> bool,
     ) -> Result<Next<'m>, GuestFault> {
-        on!(self, q => {
-            for _ in 0..count {
-                match q.next(mem)? {
-                    Next::One { buffer, id, writable } => each(buffer, id, writable),
-                    other => return Ok(other),
-                }
-            }
-        });
-        Ok(Next::Empty)
+        on!(self, q => q.next_few(mem, count, each))
     }
 
     /// Gives back the chain that [`Queue::next`] took as [`Next::One`] just now: it will be taken again.
@@ -251,6 +244,12 @@ impl Queue {
     #[inline]
     pub fn complete(&mut self, used: &[Used]) {
         on!(self, q => q.complete(used));
+    }
+
+    /// [`Queue::complete`] of frames that are one descriptor each: the ids, and the bytes written.
+    #[inline(always)]
+    pub fn complete_each(&mut self, frames: impl ExactSizeIterator<Item = (u16, u32)>) {
+        on!(self, q => q.complete_each(frames));
     }
 
     /// Shows the driver everything that was completed: once per burst, before the notification

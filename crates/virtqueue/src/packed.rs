@@ -181,19 +181,52 @@ impl PackedQueue {
     /// See [`crate::Queue::next`].
     #[inline(always)]
     pub fn next<'m>(&mut self, mem: &'m GuestMemory) -> Result<Next<'m>, GuestFault> {
+        let next = self.at(mem, self.avail);
+        if let Ok(Next::One { .. }) = next {
+            self.avail = self.avail.advanced(1, self.size);
+        }
+        next
+    }
+
+    /// See [`crate::Queue::next_few`].
+    #[inline(always)]
+    pub fn next_few<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        count: u16,
+        mut each: impl FnMut(GuestSlice<'m>, u16, bool) -> bool,
+    ) -> Result<Next<'m>, GuestFault> {
+        let (mut at, mut left) = (self.avail, count);
+        let end = loop {
+            if left == 0 {
+                break Ok(Next::Empty);
+            }
+            match self.at(mem, at) {
+                Ok(Next::One { buffer, id, writable }) if each(buffer, id, writable) => {}
+                other => break other,
+            }
+            (at, left) = (at.advanced(1, self.size), left - 1);
+        };
+        self.avail = at;
+        end
+    }
+
+    /// The chain that begins at a slot.
+    #[inline(always)]
+    fn at<'m>(&self, mem: &'m GuestMemory, slot: Cursor) -> Result<Next<'m>, GuestFault> {
         // The flags come with length and id, and before the address.
-        let desc = Descriptor::packed(self.ring.load_desc_acquire(self.avail.offset()));
-        if !self.avail.is_available(desc.flags) {
+        let desc = Descriptor::packed(self.ring.load_desc_acquire(slot.offset()));
+        if !slot.is_available(desc.flags) {
             return Ok(Next::Empty);
         }
-        if self.is_full() {
-            return Err(GuestFault::RingOverrun { index: self.avail.index() });
+        // Every slot is in the device's hands: the cursors are one lap apart.
+        if slot == self.used.next_lap() {
+            return Err(GuestFault::RingOverrun { index: slot.index() });
         }
         if desc.has(NEXT | INDIRECT) {
             return Ok(Next::Chain);
         }
         let buffer = buffer(mem, &desc)?;
-        self.avail = self.avail.advanced(1, self.size);
         Ok(Next::One { buffer, id: desc.tag, writable: desc.has(WRITE) })
     }
 
@@ -296,12 +329,6 @@ impl PackedQueue {
         self.size
     }
 
-    /// Every slot is in the device's hands: the cursors are one lap apart.
-    #[inline]
-    fn is_full(&self) -> bool {
-        self.avail == self.used.next_lap()
-    }
-
     #[inline]
     fn load(&self, at: Cursor) -> Descriptor {
         Descriptor::packed(self.ring.load_desc(at.offset()))
@@ -383,6 +410,17 @@ impl PackedQueue {
         }
         if self.pending >= PENDING {
             self.flush();
+        }
+    }
+
+    /// See [`crate::Queue::complete_each`].
+    #[inline(always)]
+    pub fn complete_each(&mut self, frames: impl ExactSizeIterator<Item = (u16, u32)>) {
+        for (id, len) in frames {
+            self.note(&Used { id, descs: 1, len });
+            if self.pending >= PENDING {
+                self.flush();
+            }
         }
     }
 

@@ -85,7 +85,44 @@ impl SplitQueue {
         if self.next_avail.get() == self.seen_avail.get() && !self.look()? {
             return Ok(Next::Empty);
         }
-        let head = self.avail.load_u16(self.next_avail.get());
+        let next = self.at(mem, self.next_avail.get());
+        if let Ok(Next::One { .. }) = next {
+            self.next_avail.step();
+        }
+        next
+    }
+
+    /// See [`crate::Queue::next_few`].
+    #[inline(always)]
+    pub fn next_few<'m>(
+        &mut self,
+        mem: &'m GuestMemory,
+        count: u16,
+        mut each: impl FnMut(GuestSlice<'m>, u16, bool) -> bool,
+    ) -> Result<Next<'m>, GuestFault> {
+        if self.next_avail.get() == self.seen_avail.get() && !self.look()? {
+            return Ok(Next::Empty);
+        }
+        let mut at = self.next_avail.get();
+        let mut left = self.seen_avail.get().wrapping_sub(at).min(count);
+        let end = loop {
+            if left == 0 {
+                break Ok(Next::Empty);
+            }
+            match self.at(mem, at) {
+                Ok(Next::One { buffer, id, writable }) if each(buffer, id, writable) => {}
+                other => break other,
+            }
+            (at, left) = (at.wrapping_add(1), left - 1);
+        };
+        self.next_avail = Count::new(at);
+        end
+    }
+
+    /// The chain of an avail entry.
+    #[inline(always)]
+    fn at<'m>(&self, mem: &'m GuestMemory, entry: u16) -> Result<Next<'m>, GuestFault> {
+        let head = self.avail.load_u16(entry);
         if head > self.mask {
             return Err(GuestFault::HeadIndex { head, size: self.size() });
         }
@@ -94,7 +131,6 @@ impl SplitQueue {
             return Ok(Next::Chain);
         }
         let buffer = buffer(mem, &desc)?;
-        self.next_avail.step();
         Ok(Next::One { buffer, id: head, writable: desc.has(WRITE) })
     }
 
@@ -286,6 +322,23 @@ impl SplitQueue {
             self.next_used.step();
         }
         self.unsignalled += used.len() as u64;
+    }
+
+    /// See [`crate::Queue::complete_each`].
+    #[inline(always)]
+    pub fn complete_each(&mut self, frames: impl ExactSizeIterator<Item = (u16, u32)>) {
+        #[cfg(test)]
+        if crate::journal::fuse::blown() {
+            return;
+        }
+        self.unsignalled += frames.len() as u64;
+        let mut entry = self.next_used.get();
+        for (id, len) in frames {
+            self.used.store_u32s(entry, u32::from(id), len);
+            entry = entry.wrapping_add(1);
+        }
+        self.next_used = Count::new(entry);
+        self.used.prefetch_write(entry.wrapping_add(USED_AHEAD));
     }
 
     /// See [`crate::Queue::publish`].

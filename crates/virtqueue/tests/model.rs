@@ -266,7 +266,39 @@ impl Model {
         self.wish_kick(if available { Wish::Whatever } else { Wish::After(0) });
     }
 
+    /// Several at once are what they are one by one, and are given back again; all but the last may be taken.
+    fn pop_few(&mut self, count: usize) {
+        let World { device, mem, .. } = &mut self.world;
+        let (before, mut few) = (device.position(), Vec::new());
+        let end = device.next_few(mem, count as u16, |buffer, id, writable| {
+            let takes = few.len() + 1 < count;
+            if takes {
+                few.push((buffer.len(), id, writable));
+            }
+            takes
+        });
+        let (after, end) = (device.position(), end.expect("the driver is honest"));
+        device.rewind(before);
+        for one in &few {
+            let Ok(Next::One { buffer, id, writable }) = device.next(mem) else {
+                panic!("{one:?} is not there by itself");
+            };
+            assert_eq!((buffer.len(), id, writable), *one);
+        }
+        assert_eq!(device.position(), after);
+        match end {
+            Next::One { .. } => assert_eq!(few.len() + 1, count),
+            // Perhaps more are known of after another look; but not before the first.
+            Next::Empty | Next::Chain if count > 1 && few.is_empty() => {
+                assert!(!matches!(device.next(mem), Ok(Next::One { .. })));
+            }
+            Next::Empty | Next::Chain => {}
+        }
+        device.rewind(before);
+    }
+
     fn pop(&mut self, count: usize) {
+        self.pop_few(count);
         for _ in 0..count {
             let mem = &self.world.mem;
             let before = self.world.device.position();
@@ -324,7 +356,11 @@ impl Model {
         }
         self.world.device.rewind(resume);
         self.positions.drain(..count);
-        self.world.device.complete(&used);
+        if percent % 2 == 1 && used.iter().all(|one| one.descs == 1) {
+            self.world.device.complete_each(used.iter().map(|one| (one.id, one.len)));
+        } else {
+            self.world.device.complete(&used);
+        }
         self.completed += count;
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct Sender<'a> {
     /// The rules of the port.
     pub(super) rules: Option<&'a PortRules>,
     /// What verdicts on its frames hinge on.
-    watch: Option<Watch<'a>>,
+    pub(crate) watch: Option<Watch<'a>>,
     /// There is one or the other.
     special: bool,
     /// The time of the burst, if that matters to the guard: nanoseconds since the data plane started.
@@ -235,6 +235,12 @@ impl Lookup<'_> {
         }
         self.flood = room;
     }
+}
+
+/// Whether a frame of so many bytes is such as need nothing done to them.
+#[inline(always)]
+pub(crate) fn is_plain(header: RawVirtioNetHdr, len: usize) -> bool {
+    header.is_plain() && (ETH_HLEN..=FRAME_MAX).contains(&len)
 }
 
 /// Routers send on what they received without the padding behind it. More than that they deal with

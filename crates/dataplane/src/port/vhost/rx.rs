@@ -10,18 +10,18 @@ use arrayvec::ArrayVec;
 use guestmem::{GuestMemory, GuestSlice, Hint};
 use pace::{End, Moderator, Wait};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
-use packet::{Offloads, VirtioNetHdr};
+use packet::{Checked, Head, Offloads, VirtioNetHdr};
 use parking_lot::Mutex;
 use switch::DropReason;
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, MAX_TOGETHER, Next, Queue, Used};
 
 use crate::counters::QueueCounters;
-use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Scatter};
+use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Plain, Scatter};
 use crate::owed::{Owed, Place};
 use crate::port::Sink;
 use crate::port::vhost::{LINE, SHORT};
-use crate::worker::forward::BURST;
+use crate::worker::forward::{BURST, TOGETHER as HAND};
 
 // The buffers of a frame are shown together.
 const _: () = assert!(BUFFERS_MAX <= MAX_TOGETHER);
@@ -97,17 +97,8 @@ impl Sink for LiveRx {
             }
             Next::Chain => return self.put_spread(frame, need),
         };
-        let header = frame.offload.header_word();
-        let room = buffer.skip(*vnet_len);
-        if *vnet_len == VNET_HLEN {
-            store_header::<VNET_HLEN>(buffer, header, room);
-        } else {
-            store_header::<VNET_HLEN_LEGACY>(buffer, header, room);
-        }
-        let begun = match frame.head.block() {
-            Some((block, n)) => room.copy_from_block(block, n),
-            None => room.copy_from(frame.head.bytes()),
-        };
+        let room = begin(buffer, *vnet_len, frame.offload.header_word());
+        let begun = copy_head(frame.head, room);
         match frame.body {
             Body::One(rest) if rest.is_empty() => {}
             Body::One(rest) => {
@@ -145,6 +136,27 @@ fn keep(lie: GuestFault, fault: &mut Option<GuestFault>) -> DropReason {
     DropReason::GuestFault
 }
 
+/// Stores a header of `vnet_len` bytes at the front of `buffer`; returns the room behind it.
+#[inline(always)]
+fn begin(buffer: GuestSlice<'_>, vnet_len: usize, header: u128) -> GuestSlice<'_> {
+    let room = buffer.skip(vnet_len);
+    if vnet_len == VNET_HLEN {
+        store_header::<VNET_HLEN>(buffer, header, room);
+    } else {
+        store_header::<VNET_HLEN_LEGACY>(buffer, header, room);
+    }
+    room
+}
+
+/// Copies the first bytes of a frame to the front of `room`; returns how many.
+#[inline(always)]
+fn copy_head(head: &Head, room: GuestSlice<'_>) -> usize {
+    match head.block() {
+        Some((block, n)) => room.copy_from_block(block, n),
+        None => room.copy_from(head.bytes()),
+    }
+}
+
 /// Stores the header in front of `room`. If the frame does not share a cache line with it, as with
 /// DPDK's driver, most frames find the header they need there already, from the buffer's last use.
 #[inline(always)]
@@ -157,6 +169,52 @@ fn store_header<const N: usize>(buffer: GuestSlice<'_>, header: u128, room: Gues
 }
 
 impl LiveRx {
+    /// Puts plain frames, of no more than `longest` bytes, into one buffer each, as long as there are such buffers.
+    /// Returns how many, and their bytes. The ring's lies and lacks are met again by whoever puts the next one
+    /// ([`Sink::put`]).
+    #[inline(always)]
+    pub(crate) fn put_few<'f>(
+        &mut self,
+        frames: impl ExactSizeIterator<Item = Plain<'f, 'f>>,
+        longest: usize,
+    ) -> (usize, u64) {
+        let Self { queue, mem, vnet_len, filled, .. } = self;
+        if !self.enabled {
+            return (0, 0);
+        }
+        let (vnet_len, count) = (*vnet_len, frames.len() as u16);
+        let mut taken = ArrayVec::<(GuestSlice<'_>, u16), HAND>::new();
+        // A lie: see above.
+        let _ = queue.next_few(mem, count, |buffer, id, writable| {
+            writable && taken.try_push((buffer, id)).is_ok()
+        });
+        let mut used = ArrayVec::<(u16, u32), HAND>::new();
+        let (mut bytes, mut last) = (0, 0);
+        for (&(buffer, id), Plain { head, rest, len }) in taken.iter().zip(frames) {
+            let need = vnet_len + len;
+            if buffer.len() < need || len > longest {
+                break;
+            }
+            let room = begin(buffer, vnet_len, Checked::PLAIN.header_word());
+            let begun = copy_head(head, room);
+            if !rest.is_empty() {
+                rest.copy_to_guest(room.skip(begun));
+            }
+            used.push((id, need as u32));
+            (bytes, last) = (bytes + len as u64, len);
+        }
+        for _ in used.len()..taken.len() {
+            queue.put_back();
+        }
+        let put = used.len() as u16;
+        queue.complete_each(used.into_iter());
+        queue.peek(AHEAD.saturating_sub(put), put, |_, soon| {
+            prefetch_room(mem, soon.addr.wrapping_add(vnet_len as u64), last);
+        });
+        *filled = filled.wrapping_add(put);
+        (usize::from(put), bytes)
+    }
+
     /// Puts a frame into several parts or several buffers.
     #[cold]
     fn put_spread(&mut self, frame: &mut Frame<'_, '_>, need: usize) -> Result<(), DropReason> {

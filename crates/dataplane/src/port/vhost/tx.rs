@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use guestmem::{GuestMemory, GuestSlice};
 use packet::vnet::{VNET_HLEN, VNET_HLEN_LEGACY};
-use packet::{Head, Offloads, RawVirtioNetHdr, VirtioNetHdr};
-use switch::{DropReason, Spot};
+use packet::{Checked, Head, Offloads, RawVirtioNetHdr, VirtioNetHdr};
+use switch::{DropReason, PortId, Spot};
 use sys::EventFd;
 use virtqueue::{Chain, GuestFault, Next, Queue, Soon, Used};
 
 use crate::egress::Egress;
-use crate::frame::{Body, fill};
+use crate::frame::{Body, Frame, Plain, fill};
 use crate::port::vhost::LINE;
 use crate::port::{Kind, Port};
-use crate::worker::forward::{BURST, Forward, Lookup, Sender, TOGETHER};
+use crate::worker::forward::{BURST, Forward, Lookup, Sender, TOGETHER, is_plain};
 use crate::worker::placement::TxId;
 
 /// A running TX queue. Its worker owns it.
@@ -160,10 +160,19 @@ struct Single<'m> {
     id: u16,
     /// Where it is looked up, if it was announced.
     spot: Spot,
+    /// Where it goes as it is, if that is known.
+    to: Option<PortId>,
 }
 
-impl Single<'_> {
-    const NONE: Self = Self { buffer: GuestSlice::EMPTY, id: 0, spot: Spot::NONE };
+impl<'m> Single<'m> {
+    const NONE: Self = Self { buffer: GuestSlice::EMPTY, id: 0, spot: Spot::NONE, to: None };
+
+    /// The frame, of which `head` holds the beginning.
+    #[inline(always)]
+    fn plain<'a>(&self, head: &'a Head, vnet_len: usize) -> Plain<'a, 'm> {
+        let rest = self.buffer.skip(vnet_len + head.len());
+        Plain { head, rest, len: self.buffer.len().saturating_sub(vnet_len) }
+    }
 }
 
 impl<'a> Burst<'a> {
@@ -178,17 +187,19 @@ impl<'a> Burst<'a> {
             if self.frames.is_multiple_of(TOGETHER) {
                 queue.peek(TOGETHER as u16, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
+            let Forward { lookup, heads: [[head, ..], _], egress } = &mut *forward;
             match queue.next(self.mem)? {
                 Next::Empty => break,
                 Next::One { buffer, id, writable } => {
                     let buffer = buffer.take(if writable { 0 } else { usize::MAX });
-                    let Forward { lookup, heads: [[head, ..], _], egress } = forward;
                     begin(head, buffer, self.vnet_len);
-                    let frame = Single { buffer, id, spot: Spot::NONE };
-                    self.deal_with::<CHECKED>(queue, &frame, head, lookup, egress);
+                    let frame = Single { buffer, id, ..Single::NONE };
+                    let len = self.deal_with::<CHECKED>(&frame, head, lookup, egress);
+                    queue.complete(&[Used { id, descs: 1, len: 0 }]);
                     self.frames += 1;
+                    self.bytes += len as u64;
                 }
-                Next::Chain if self.deal_with_chain::<CHECKED>(queue, forward)? => {}
+                Next::Chain if self.deal_with_chain::<CHECKED>(queue, lookup, head, egress)? => {}
                 Next::Chain => break,
             }
         }
@@ -206,30 +217,26 @@ impl<'a> Burst<'a> {
         forward: &mut Forward<'_>,
     ) -> Result<(), GuestFault> {
         queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
-        let mut hands = [[Single::NONE; TOGETHER]; 2];
-        let (mut in_hand, mut turn) = (0, false);
+        let Forward { lookup, heads: [heads, other_heads], egress } = forward;
+        let (mut hand, mut other_hand) = ([Single::NONE; TOGETHER], [Single::NONE; TOGETHER]);
+        let mut now = (heads, &mut hand);
+        let mut soon = (other_heads, &mut other_hand);
+        let mut in_hand = 0;
         loop {
-            let Forward { lookup, heads: [heads, other_heads], egress } = &mut *forward;
-            let [hand, other] = &mut hands;
-            let (now, soon) = if turn {
-                ((other_heads, other), (heads, hand))
-            } else {
-                ((heads, hand), (other_heads, other))
-            };
             let (mut next, mut taken) = (Ok(Next::Empty), 0);
             if self.frames < BURST {
-                let mut places = soon.1.iter_mut();
-                next = queue.next_few(self.mem, TOGETHER, |buffer, id, writable| {
-                    if let Some(place) = places.next() {
-                        let buffer = buffer.take(if writable { 0 } else { usize::MAX });
-                        (place.buffer, place.id) = (buffer, id);
-                    }
+                next = queue.next_few(self.mem, TOGETHER as u16, |buffer, id, writable| {
+                    let Some(place) = soon.1.get_mut(taken) else { return false };
+                    let buffer = buffer.take(if writable { 0 } else { usize::MAX });
+                    (place.buffer, place.id) = (buffer, id);
+                    taken += 1;
+                    true
                 });
-                taken = TOGETHER - places.len();
                 let (port, Lookup { switch, cache, .. }) = (self.sender.port.id, &mut *lookup);
                 let places = cache.places(port);
                 for (head, frame) in soon.0.iter_mut().zip(&mut *soon.1).take(taken) {
                     begin(head, frame.buffer, self.vnet_len);
+                    self.bytes += frame.buffer.len().saturating_sub(self.vnet_len) as u64;
                     frame.spot = if let Some(places) = &places {
                         places.spot(head.bytes())
                     } else {
@@ -243,37 +250,87 @@ impl<'a> Burst<'a> {
                 queue.peek(0, TOGETHER as u16, |_, soon| self.fetch(soon));
             }
             // What the last hands of a burst have left from earlier ones is fetched in vain.
-            let (soon, _) = soon.1.as_chunks::<AT_ONCE>();
-            let now = now.0.chunks_mut(AT_ONCE).zip(now.1.chunks(AT_ONCE));
-            for (soon, (heads, frames)) in soon.iter().zip(now) {
-                soon.iter().for_each(|frame| lookup.cache.fetch(&frame.spot));
-                let part = in_hand.min(AT_ONCE);
-                in_hand -= part;
-                for (head, frame) in heads.iter_mut().zip(frames).take(part) {
-                    self.deal_with::<CHECKED>(queue, frame, head, lookup, egress);
-                }
+            let (first, rest) = soon.1.split_at(AT_ONCE);
+            first.iter().for_each(|frame| lookup.cache.fetch(&frame.spot));
+            let hand = (now.0.get_mut(..in_hand), now.1.get_mut(..in_hand));
+            let (Some(heads), Some(frames)) = hand else { return Ok(()) };
+            if !CHECKED && self.enabled {
+                self.look_up(frames, lookup);
             }
+            rest.iter().for_each(|frame| lookup.cache.fetch(&frame.spot));
+            self.deal_with_all::<CHECKED>(heads, frames, lookup, egress);
+            queue.complete_each(frames.iter().map(|frame| (frame.id, 0)));
             self.frames += taken;
-            (in_hand, turn) = (taken, !turn);
+            in_hand = taken;
+            std::mem::swap(&mut now, &mut soon);
             if taken == 0 {
+                let [head, ..] = &mut *now.0;
                 match next? {
-                    Next::Chain if self.deal_with_chain::<CHECKED>(queue, forward)? => {}
+                    Next::Chain
+                        if self.deal_with_chain::<CHECKED>(queue, lookup, head, egress)? => {}
                     _ => return Ok(()),
                 }
             }
         }
     }
 
-    /// Forwards a frame, of which `head` holds the beginning.
+    /// Finds out where frames go, as far as it is remembered that they are only to be forwarded.
     #[inline(always)]
-    fn deal_with<const CHECKED: bool>(
-        &mut self,
-        queue: &mut Queue,
-        Single { buffer, id, spot }: &Single<'_>,
-        head: &mut Head,
+    fn look_up(&self, frames: &mut [Single<'_>], lookup: &mut Lookup<'_>) {
+        let Self { sender: Sender { watch, offloads, .. }, vnet_len, .. } = self;
+        let Some(watch) = *watch else { return };
+        let known = lookup.cache.known(watch, lookup.now_ms);
+        let mut found = 0;
+        for frame in frames {
+            let len = frame.buffer.len().saturating_sub(*vnet_len);
+            let header = load_header(frame.buffer, *vnet_len, *offloads);
+            let plain = header.is_some_and(|header| is_plain(header, len));
+            frame.to = if plain { known.port(&frame.spot) } else { None };
+            found += usize::from(frame.to.is_some());
+        }
+        lookup.cache.found(found);
+    }
+
+    /// Forwards frames, of which `heads` hold the beginnings: several at once where they go the same way.
+    #[inline(always)]
+    fn deal_with_all<const CHECKED: bool>(
+        &self,
+        heads: &mut [Head],
+        frames: &[Single<'_>],
         lookup: &mut Lookup<'_>,
         egress: &mut Egress<'_>,
     ) {
+        let (vnet_len, counters) = (self.vnet_len, self.sender.counters);
+        let mut heads = heads.iter_mut();
+        for row in frames.chunk_by(|one, next| one.to == next.to) {
+            let sent = if let [Single { to: Some(to), .. }, _, ..] = row {
+                let plain = row.iter().zip(heads.as_slice());
+                egress.send_few(*to, plain.map(|(frame, head)| frame.plain(head, vnet_len)))
+            } else {
+                0
+            };
+            for (frame, head) in row.iter().zip(&mut heads).skip(sent) {
+                if let Some(to) = frame.to {
+                    let Plain { rest, len, .. } = frame.plain(head, vnet_len);
+                    let offload = Checked::PLAIN;
+                    let mut frame = Frame { head, offload, body: Body::One(rest), len };
+                    egress.send_aside(to, &mut frame, counters);
+                } else {
+                    self.deal_with::<CHECKED>(frame, head, lookup, egress);
+                }
+            }
+        }
+    }
+
+    /// Forwards a frame, of which `head` holds the beginning; returns its length, bytes.
+    #[inline(always)]
+    fn deal_with<const CHECKED: bool>(
+        &self,
+        Single { buffer, spot, .. }: &Single<'_>,
+        head: &mut Head,
+        lookup: &mut Lookup<'_>,
+        egress: &mut Egress<'_>,
+    ) -> usize {
         let Self { sender, vnet_len, .. } = self;
         let (buffer, len) = (*buffer, buffer.len().saturating_sub(*vnet_len));
         if !self.enabled {
@@ -284,8 +341,7 @@ impl<'a> Burst<'a> {
         } else {
             sender.counters.drop(DropReason::Runt, 1);
         }
-        queue.complete(&[Used { id: *id, descs: 1, len: 0 }]);
-        self.bytes += len as u64;
+        len
     }
 
     /// Takes a frame in several buffers and forwards it; false if there is none.
@@ -293,10 +349,11 @@ impl<'a> Burst<'a> {
     fn deal_with_chain<const CHECKED: bool>(
         &mut self,
         queue: &mut Queue,
-        forward: &mut Forward<'_>,
+        lookup: &mut Lookup<'_>,
+        head: &mut Head,
+        egress: &mut Egress<'_>,
     ) -> Result<bool, GuestFault> {
         let Self { sender, vnet_len, .. } = self;
-        let Forward { lookup, heads: [[head, ..], _], egress } = forward;
         let mut chain = Chain::new();
         if !queue.pop(self.mem, &mut chain)? {
             return Ok(false);
