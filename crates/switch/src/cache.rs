@@ -35,9 +35,12 @@ pub struct Cache {
     held: Held,
     memo: Memo,
     last: Last,
-    /// Frames of this pass that were looked up, and whether those of the last one were many.
+    /// Frames of this pass that were looked up after others from the same port, and whether those of the last pass
+    /// were many.
     looked_up: u32,
     scattered: bool,
+    /// Where the frame came in that was looked up last; [`NOBODY`]: there was none.
+    looking: u32,
 }
 
 /// Of this pass: the frame looked up last, as the next one often is of the same flow.
@@ -102,6 +105,7 @@ impl Cache {
             last: Last { front: Front::default(), in_port: NOBODY, way: Packed::DEFAULT },
             looked_up: 0,
             scattered: false,
+            looking: NOBODY,
         }
     }
 
@@ -169,7 +173,8 @@ impl Cache {
             return way.unpack();
         }
         self.last.in_port = NOBODY;
-        self.looked_up += 1;
+        self.looked_up += u32::from(self.looking == in_port.0.into());
+        self.looking = in_port.0.into();
         if self.worth.passes_by() {
             return Err(snapshot.decide(in_port, head, now_ms, &mut self.held).verdict);
         }
@@ -213,11 +218,10 @@ impl Cache {
         Some(way.port())
     }
 
-    /// Whether frames should be announced: so many are looked up, and what is known is more than the processor's
-    /// nearer caches hold.
+    /// Whether frames should be announced: so many are looked up.
     #[inline]
     pub fn wants_announcements(&self) -> bool {
-        self.scattered && (self.pairs.room() > Self::ENTRIES_DEFAULT || self.worth.is_bypassed())
+        self.scattered
     }
 
     /// Whether verdicts are not remembered for now.
@@ -327,7 +331,7 @@ impl Cache {
     /// essay, 2.
     #[inline]
     pub fn release(&mut self) {
-        self.last.in_port = NOBODY;
+        (self.last.in_port, self.looking) = (NOBODY, NOBODY);
         self.scattered = std::mem::take(&mut self.looked_up) >= Self::SCATTERED;
         self.memo.release();
         if self.held.is_some() {

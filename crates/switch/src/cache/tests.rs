@@ -128,21 +128,35 @@ fn room_that_few_need_is_given_back() {
 }
 
 #[test]
-fn frames_are_announced_while_many_are_looked_up_in_more_than_little_room() {
+fn frames_are_announced_while_many_are_looked_up() {
     let (switch, port) = switch_with_a_port();
-    for (entries, wants) in [(Cache::ENTRIES_DEFAULT, false), (2 * Cache::ENTRIES_DEFAULT, true)] {
-        let mut cache = Cache::new(entries);
-        for n in 0..Cache::SCATTERED as u8 {
-            assert!(!cache.wants_announcements());
-            own(&mut cache, &switch, port, n);
-        }
-        cache.release();
-        assert_eq!(cache.wants_announcements(), wants);
-        // Of one flow only the first is looked up.
-        (0..100).for_each(|_| assert_eq!(own(&mut cache, &switch, port, 1), SAME));
-        cache.release();
+    let mut cache = Cache::default();
+    for n in 0..=Cache::SCATTERED as u8 {
         assert!(!cache.wants_announcements());
+        own(&mut cache, &switch, port, n);
     }
+    cache.release();
+    assert!(cache.wants_announcements());
+    // Of one flow only the first is looked up.
+    (0..100).for_each(|_| assert_eq!(own(&mut cache, &switch, port, 1), SAME));
+    cache.release();
+    assert!(!cache.wants_announcements());
+}
+
+/// Each port's first frame is looked up, however many ports there are.
+#[test]
+fn flows_of_many_ports_are_no_reason_to_announce() {
+    let (switch, network, port) = switch_with_a_network();
+    let vlan = crate::VlanMode::None;
+    let other = switch.add_port(crate::PortConfig { network, vlan, mac_limit: None }).unwrap();
+    switch.set_link(other, true).unwrap();
+    let mut cache = Cache::default();
+    for _ in 0..2 * Cache::SCATTERED {
+        own(&mut cache, &switch, port, 1);
+        own(&mut cache, &switch, other, 2);
+    }
+    cache.release();
+    assert!(!cache.wants_announcements());
 }
 
 /// One address moves by an announced frame: what the frame before that got counts no more.
@@ -196,7 +210,7 @@ fn keep(port: PortId) -> Verdict {
 #[test]
 fn one_flow_is_no_reason_to_announce() {
     let (switch, port) = switch_with_a_port();
-    let mut cache = Cache::new(2 * Cache::ENTRIES_DEFAULT);
+    let mut cache = Cache::default();
     let mut talk = |flows: u8| {
         for hand in 0..8 {
             let frames: [_; 8] = std::array::from_fn(|n| {
