@@ -49,7 +49,7 @@
 //!    new address changes nothing that is remembered, since floods are not. Frames with the same beginning
 //!    that follow each other in one pass are one look-up ([`Cache::as_before`]): what changes meanwhile
 //!    counts from the next one on. To announce a frame ([`Places::spot`]) says where to look, and nothing about
-//!    what is found there.
+//!    what is found there; several that are asked about at once ([`Cache::known`]) go by what counts at that moment.
 //!
 //! # Routers
 //!
