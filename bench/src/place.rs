@@ -46,7 +46,7 @@ pub struct Place {
     pub guests: usize,
 }
 
-/// How far apart two CPUs are, by the round trip of a cache line, if each has its core alone.
+/// How far apart two CPUs are, by the round trip of a cache line, and whether each has its core alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Regime {
@@ -58,8 +58,12 @@ pub enum Regime {
     Middle,
     /// More: different sockets.
     Far,
-    /// Wherever they are, the other thread of the core of one of them is busy.
-    Crowded,
+    /// As near, and the other thread of the core of one of them is busy.
+    CrowdedNear,
+    /// The same with one socket.
+    CrowdedMiddle,
+    /// The same with different sockets.
+    CrowdedFar,
 }
 
 impl Regime {
@@ -82,7 +86,25 @@ impl Regime {
             Regime::Near => "shared cache",
             Regime::Middle => "one socket",
             Regime::Far => "two sockets",
-            Regime::Crowded => "shared core",
+            Regime::CrowdedNear => "shared core",
+            Regime::CrowdedMiddle => "shared core, one socket",
+            Regime::CrowdedFar => "shared core, two sockets",
+        }
+    }
+
+    /// Whether somebody else runs on the core of one of them.
+    #[must_use]
+    pub fn is_crowded(self) -> bool {
+        matches!(self, Regime::CrowdedNear | Regime::CrowdedMiddle | Regime::CrowdedFar)
+    }
+
+    /// The same with somebody else on the core of one of them. Two threads of one core crowd each other.
+    fn crowded(self) -> Regime {
+        match self {
+            Regime::Near => Regime::CrowdedNear,
+            Regime::Middle => Regime::CrowdedMiddle,
+            Regime::Far => Regime::CrowdedFar,
+            other => other,
         }
     }
 }
@@ -102,11 +124,8 @@ impl Look {
     #[must_use]
     pub fn regime(before: &Look, after: &Look) -> Option<Regime> {
         let (first, last) = (Regime::of(before.line?), Regime::of(after.line?));
-        // Two threads of one core crowd each other.
-        if first != Regime::Core && before.crowding.max(after.crowding) > CROWDED {
-            return Some(Regime::Crowded);
-        }
-        (first == last).then_some(first)
+        let crowded = before.crowding.max(after.crowding) > CROWDED;
+        (first == last).then_some(if crowded { first.crowded() } else { first })
     }
 }
 
@@ -340,8 +359,10 @@ mod tests {
         let regime = |before, after| Look::regime(&before, &after);
         assert_eq!(regime(look(100.0, 1.0), look(120.0, 1.1)), Some(Regime::Near));
         assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.0)), None);
-        assert_eq!(regime(look(100.0, 1.5), look(100.0, 1.0)), Some(Regime::Crowded));
-        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.5)), Some(Regime::Crowded));
+        assert_eq!(regime(look(100.0, 1.5), look(100.0, 1.0)), Some(Regime::CrowdedNear));
+        assert_eq!(regime(look(300.0, 1.0), look(400.0, 1.5)), Some(Regime::CrowdedMiddle));
+        assert_eq!(regime(look(900.0, 1.5), look(900.0, 1.5)), Some(Regime::CrowdedFar));
+        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.5)), None);
         assert_eq!(regime(look(20.0, 1.9), look(20.0, 1.9)), Some(Regime::Core));
         assert_eq!(regime(Look { line: None, crowding: 1.0 }, look(100.0, 1.0)), None);
     }

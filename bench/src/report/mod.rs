@@ -70,7 +70,7 @@ pub trait Sample {
 
     /// Whether it is such as are looked for: it counts, and each CPU had its core alone.
     fn is_wanted(&self) -> bool {
-        self.counts() && self.regime() != Some(Regime::Crowded)
+        self.counts() && !self.regime().is_some_and(Regime::is_crowded)
     }
     /// Which round it was in, from 0.
     fn round(&self) -> u32;
@@ -348,9 +348,11 @@ pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
         (counts.clone().min().unwrap_or(0), counts.sum::<usize>())
     };
     let alone = [Regime::Far, Regime::Middle, Regime::Near, Regime::Core];
+    let shared = [Regime::CrowdedFar, Regime::CrowdedMiddle, Regime::CrowdedNear];
     let best = alone.into_iter().max_by_key(|&regime| fewest(regime))?;
-    let crowded = fewest(best).0 < ENOUGH && fewest(Regime::Crowded) > fewest(best);
-    let best = if crowded { Regime::Crowded } else { best };
+    let crowded = shared.into_iter().max_by_key(|&regime| fewest(regime))?;
+    let is_better = fewest(best).0 < ENOUGH && fewest(crowded) > fewest(best);
+    let best = if is_better { crowded } else { best };
     (fewest(best).1 > 0).then_some(best)
 }
 

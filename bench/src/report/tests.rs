@@ -108,16 +108,19 @@ fn ratios_are_of_the_same_round() {
 
 #[test]
 fn shared_cores_are_compared_only_where_there_is_little_else() {
-    use Regime::{Crowded, Near};
-    for (alone, regime, mpps) in [(2, Crowded, 5.0), (3, Near, 10.0)] {
-        let shared = (0..9).map(|_| window(0, Crowded, 5.0));
-        let windows = (0..alone).map(|_| window(0, Near, 10.0)).chain(shared).collect();
+    use Regime::{CrowdedMiddle, CrowdedNear, Near};
+    for (alone, regime, mpps) in [(2, CrowdedNear, 5.0), (3, Near, 10.0)] {
+        let shared = (0..9).map(|_| window(0, CrowdedNear, 5.0));
+        let apart = (0..8).map(|_| window(0, CrowdedMiddle, 2.0));
+        let windows =
+            (0..alone).map(|_| window(0, Near, 10.0)).chain(apart).chain(shared).collect();
         let report = report(vec![outcome(System::Hayate, windows)]);
         let rows = report.rows();
         assert_eq!(rows[0].regime, Some(regime));
         assert_eq!(rows[0].figure(System::Hayate, |w| Some(w.mpps)).unwrap().median, mpps);
     }
-    assert!(!window(0, Crowded, 1.0).is_wanted() && window(0, Near, 1.0).is_wanted());
+    assert!(!window(0, CrowdedNear, 1.0).is_wanted() && window(0, Near, 1.0).is_wanted());
+    assert!(!window(0, CrowdedMiddle, 1.0).is_wanted());
 }
 
 #[test]
