@@ -5,6 +5,7 @@
 //! next descriptor to pop, and `used`, where the next used descriptor is written; the slots
 //! between them are in the device's hands.
 
+mod cursor;
 mod resume;
 
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::indirect::table;
 use crate::journal::{Journal, MAX_TOGETHER, Note, Step};
 use crate::{Chain, GuestFault, MAX_QUEUE_SIZE, Next, Position, QueueConfig, Soon, Used};
 
+use cursor::Cursor;
+
 /// Offset of the flags in a descriptor.
 const FLAGS: usize = 14;
 /// Offset of length, id and flags, which are one word.
@@ -28,87 +31,6 @@ const MARKS: u16 = AVAIL | USED;
 const EVENT_ENABLE: u32 = 0;
 const EVENT_DISABLE: u32 = 1;
 const EVENT_DESC: u32 = 2;
-/// Where the wrap counter is in a 16-bit position, here and in the vring base.
-const WRAP: u16 = 1 << 15;
-
-/// A place in the ring: a slot, and the marks that descriptors made available in this lap carry.
-///
-/// One word, stored and loaded as a whole: see [`crate::count`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Cursor(u32);
-
-impl Cursor {
-    #[inline]
-    fn new(index: u16, mark: u16) -> Self {
-        Self(u32::from(index) | u32::from(mark) << 16)
-    }
-
-    #[inline]
-    fn from_bits(bits: u16) -> Self {
-        Self::new(bits & !WRAP, if bits & WRAP != 0 { AVAIL } else { USED })
-    }
-
-    #[inline]
-    fn bits(self) -> u16 {
-        // AVAIL, which is set with wrap counter 1, is bit 7.
-        self.index() | (self.mark() & AVAIL) << 8
-    }
-
-    #[inline]
-    fn index(self) -> u16 {
-        self.0 as u16
-    }
-
-    /// [`AVAIL`] with wrap counter 1, [`USED`] with 0.
-    #[inline]
-    fn mark(self) -> u16 {
-        (self.0 >> 16) as u16
-    }
-
-    #[inline]
-    fn wrap(self) -> bool {
-        self.mark() == AVAIL
-    }
-
-    #[inline]
-    fn offset(self) -> usize {
-        usize::from(self.index()) * DESC_SIZE
-    }
-
-    /// `count` slots on, at most one lap.
-    #[inline]
-    fn advanced(self, count: u16, size: u16) -> Self {
-        // Nothing is carried to the mark: both are at most 2^15, and the slot is less than that.
-        let on = Self(self.0 + u32::from(count));
-        if on.index() < size { on } else { Self(on.0 - u32::from(size)).next_lap() }
-    }
-
-    /// The same slot, one lap on.
-    #[inline]
-    fn next_lap(self) -> Self {
-        Self(self.0 ^ u32::from(MARKS) << 16)
-    }
-
-    /// The slot before.
-    fn preceding(self, size: u16) -> Self {
-        match self.index().checked_sub(1) {
-            Some(index) => Self::new(index, self.mark()),
-            None => Self::new(size - 1, self.mark() ^ MARKS),
-        }
-    }
-
-    /// Whether flags are those of a descriptor made available in this lap.
-    #[inline]
-    fn is_available(self, flags: u16) -> bool {
-        flags & MARKS == self.mark()
-    }
-
-    /// Flags of a descriptor used in this lap.
-    #[inline]
-    fn used_flags(self) -> u16 {
-        if self.wrap() { MARKS } else { 0 }
-    }
-}
 
 /// The device side of a packed virtqueue.
 pub struct PackedQueue {
