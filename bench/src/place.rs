@@ -46,10 +46,9 @@ pub struct Place {
     pub guests: usize,
 }
 
-/// How far apart two CPUs are, by the round trip of a cache line, and whether each has its core alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Regime {
+/// How far apart two CPUs are, by the round trip of a cache line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
     /// Below 35 ns: two threads of one core.
     Core,
     /// Below 200 ns: they share a cache.
@@ -58,54 +57,106 @@ pub enum Regime {
     Middle,
     /// More: different sockets.
     Far,
-    /// As near, and the other thread of the core of one of them is busy.
-    CrowdedNear,
-    /// The same with one socket.
-    CrowdedMiddle,
-    /// The same with different sockets.
-    CrowdedFar,
 }
 
-impl Regime {
-    /// The regime of a round trip in nanoseconds.
-    #[must_use]
-    pub fn of(nanos: f64) -> Regime {
+impl Distance {
+    /// The distance of a round trip in nanoseconds.
+    fn of(nanos: f64) -> Distance {
         match nanos {
-            _ if nanos < 35.0 => Regime::Core,
-            _ if nanos < 200.0 => Regime::Near,
-            _ if nanos < 750.0 => Regime::Middle,
-            _ => Regime::Far,
+            _ if nanos < 35.0 => Distance::Core,
+            _ if nanos < 200.0 => Distance::Near,
+            _ if nanos < 750.0 => Distance::Middle,
+            _ => Distance::Far,
         }
+    }
+}
+
+/// Whose core somebody else uses as well, by its other thread. It matters which: a switch is as fast
+/// as ever while only the generator is slower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Crowded {
+    /// Nobody's.
+    Neither,
+    /// The guests', which is the generator's.
+    Guests,
+    /// The switch's.
+    Switch,
+    /// Each one's.
+    Both,
+}
+
+/// What is to be the same of windows that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "&str", try_from = "String")]
+pub struct Regime {
+    /// How far apart the CPUs are.
+    pub distance: Distance,
+    /// Whether they have their cores alone. Two threads of one core crowd each other: that is
+    /// [`Crowded::Neither`].
+    pub crowded: Crowded,
+}
+
+/// All regimes, the nearer and the less crowded last; the name in files and that in reports.
+const REGIMES: [(Distance, Crowded, &str, &str); 13] = {
+    use Crowded::{Both, Guests, Neither, Switch};
+    use Distance::{Core, Far, Middle, Near};
+    [
+        (Far, Both, "far-both-crowded", "two sockets, both crowded"),
+        (Far, Switch, "far-switch-crowded", "two sockets, switch crowded"),
+        (Far, Guests, "far-guests-crowded", "two sockets, guests crowded"),
+        (Middle, Both, "middle-both-crowded", "one socket, both crowded"),
+        (Middle, Switch, "middle-switch-crowded", "one socket, switch crowded"),
+        (Middle, Guests, "middle-guests-crowded", "one socket, guests crowded"),
+        (Near, Both, "near-both-crowded", "shared cache, both crowded"),
+        (Near, Switch, "near-switch-crowded", "shared cache, switch crowded"),
+        (Near, Guests, "near-guests-crowded", "shared cache, guests crowded"),
+        (Far, Neither, "far", "two sockets"),
+        (Middle, Neither, "middle", "one socket"),
+        (Near, Neither, "near", "shared cache"),
+        (Core, Neither, "core", "one core"),
+    ]
+};
+
+impl Regime {
+    /// CPUs that share a cache and nothing else.
+    pub const NEAR: Regime = Regime { distance: Distance::Near, crowded: Crowded::Neither };
+
+    /// All of them, the nearer and the less crowded last.
+    pub fn all() -> impl Iterator<Item = Regime> {
+        REGIMES.iter().map(|&(distance, crowded, ..)| Regime { distance, crowded })
+    }
+
+    /// Its names: in files and in reports.
+    fn names(self) -> (&'static str, &'static str) {
+        let mut named = Regime::all().zip(REGIMES);
+        named.find(|&(regime, _)| regime == self).map_or(("", ""), |(_, (.., a, b))| (a, b))
     }
 
     /// Its name in reports.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Regime::Core => "one core",
-            Regime::Near => "shared cache",
-            Regime::Middle => "one socket",
-            Regime::Far => "two sockets",
-            Regime::CrowdedNear => "shared core",
-            Regime::CrowdedMiddle => "shared core, one socket",
-            Regime::CrowdedFar => "shared core, two sockets",
-        }
+        self.names().1
     }
 
     /// Whether somebody else runs on the core of one of them.
     #[must_use]
     pub fn is_crowded(self) -> bool {
-        matches!(self, Regime::CrowdedNear | Regime::CrowdedMiddle | Regime::CrowdedFar)
+        self.crowded != Crowded::Neither
     }
+}
 
-    /// The same with somebody else on the core of one of them. Two threads of one core crowd each other.
-    fn crowded(self) -> Regime {
-        match self {
-            Regime::Near => Regime::CrowdedNear,
-            Regime::Middle => Regime::CrowdedMiddle,
-            Regime::Far => Regime::CrowdedFar,
-            other => other,
-        }
+impl From<Regime> for &'static str {
+    fn from(regime: Regime) -> &'static str {
+        regime.names().0
+    }
+}
+
+impl TryFrom<String> for Regime {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Regime, String> {
+        let regime = Regime::all().find(|regime| regime.names().0 == name);
+        regime.ok_or_else(|| format!("{name:?} is no regime"))
     }
 }
 
@@ -114,18 +165,29 @@ impl Regime {
 pub struct Look {
     /// Round trip of a cache line in nanoseconds. None when the switch's CPU was not to be had.
     pub line: Option<f64>,
-    /// How much longer instructions took on the more crowded core than on one that is not: 1 or
-    /// somewhat more if each CPU has its core alone.
-    pub crowding: f64,
+    /// How much longer instructions took on the switch's core and on the guests' than on one that
+    /// has nobody else: 1 or somewhat more if each CPU has its core alone.
+    pub crowding: [f64; 2],
 }
 
 impl Look {
     /// The regime of what is between two looks, if it was one.
     #[must_use]
     pub fn regime(before: &Look, after: &Look) -> Option<Regime> {
-        let (first, last) = (Regime::of(before.line?), Regime::of(after.line?));
-        let crowded = before.crowding.max(after.crowding) > CROWDED;
-        (first == last).then_some(if crowded { first.crowded() } else { first })
+        let (first, last) = (before.now()?, after.now()?);
+        (first == last).then_some(first)
+    }
+
+    fn now(&self) -> Option<Regime> {
+        let distance = Distance::of(self.line?);
+        let crowded = match self.crowding.map(|crowding| crowding > CROWDED) {
+            _ if distance == Distance::Core => Crowded::Neither,
+            [false, false] => Crowded::Neither,
+            [false, true] => Crowded::Guests,
+            [true, false] => Crowded::Switch,
+            [true, true] => Crowded::Both,
+        };
+        Some(Regime { distance, crowded })
     }
 }
 
@@ -207,7 +269,7 @@ impl Probe {
         let (line, mine) = (self.round_trip(), told());
         let its = f64::from_bits(self.shared.told.load(Ordering::Relaxed));
         let [my_least, its_least] = &self.least;
-        Look { line, crowding: my_least.ratio(mine).max(its_least.ratio(its)) }
+        Look { line, crowding: [its_least.ratio(its), my_least.ratio(mine)] }
     }
 
     /// Round trip of a cache line between the two CPUs, in nanoseconds.
@@ -347,24 +409,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regimes_are_ranges() {
-        let of = [20.0, 55.0, 199.0, 350.0, 1100.0].map(Regime::of);
-        use Regime::*;
+    fn distances_are_ranges() {
+        let of = [20.0, 55.0, 199.0, 350.0, 1100.0].map(Distance::of);
+        use Distance::*;
         assert_eq!(of, [Core, Near, Near, Middle, Far]);
     }
 
     #[test]
-    fn a_core_that_is_shared_is_a_regime() {
-        let look = |line, crowding| Look { line: Some(line), crowding };
-        let regime = |before, after| Look::regime(&before, &after);
-        assert_eq!(regime(look(100.0, 1.0), look(120.0, 1.1)), Some(Regime::Near));
-        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.0)), None);
-        assert_eq!(regime(look(100.0, 1.5), look(100.0, 1.0)), Some(Regime::CrowdedNear));
-        assert_eq!(regime(look(300.0, 1.0), look(400.0, 1.5)), Some(Regime::CrowdedMiddle));
-        assert_eq!(regime(look(900.0, 1.5), look(900.0, 1.5)), Some(Regime::CrowdedFar));
-        assert_eq!(regime(look(100.0, 1.0), look(300.0, 1.5)), None);
-        assert_eq!(regime(look(20.0, 1.9), look(20.0, 1.9)), Some(Regime::Core));
-        assert_eq!(regime(Look { line: None, crowding: 1.0 }, look(100.0, 1.0)), None);
+    fn who_shares_a_core_is_part_of_the_regime() {
+        let look = |line, switch, guests| Look { line, crowding: [switch, guests] };
+        let (near, middle) = (Some(100.0), Some(400.0));
+        let regime = |before, after| {
+            let regime = Look::regime(&before, &after)?;
+            Some((regime.distance, regime.crowded))
+        };
+        use Crowded::*;
+        use Distance::*;
+        for (switch, guests, crowded) in
+            [(1.0, 1.1, Neither), (1.5, 1.0, Switch), (1.0, 1.5, Guests), (1.8, 1.5, Both)]
+        {
+            let (one, other) = (look(near, switch, guests), look(middle, switch, guests));
+            assert_eq!(regime(one, one), Some((Near, crowded)));
+            assert_eq!(regime(other, other), Some((Middle, crowded)));
+            assert_eq!(regime(one, other), None);
+            let core = look(Some(20.0), switch, guests);
+            assert_eq!(regime(core, core), Some((Core, Neither)));
+        }
+        // Somebody came meanwhile, or went from one's core to the other's.
+        assert_eq!(regime(look(near, 1.0, 1.0), look(near, 1.0, 1.5)), None);
+        assert_eq!(regime(look(near, 1.5, 1.0), look(near, 1.0, 1.5)), None);
+        assert_eq!(regime(look(None, 1.0, 1.0), look(near, 1.0, 1.0)), None);
+    }
+
+    #[test]
+    fn regimes_have_names_that_are_read_again() {
+        for regime in Regime::all() {
+            let text = serde_json::to_string(&regime).unwrap();
+            assert_eq!(serde_json::from_str::<Regime>(&text).unwrap(), regime);
+            assert!(!regime.as_str().is_empty());
+        }
+        assert_eq!(serde_json::to_string(&Regime::NEAR).unwrap(), "\"near\"");
+        assert!(serde_json::from_str::<Regime>("\"nearby\"").is_err());
     }
 
     #[test]
@@ -383,7 +468,10 @@ mod tests {
                 looks.iter().all(|look| look.line.is_none_or(|nanos| nanos > 1.0)),
                 "{looks:?}"
             );
-            assert!(looks.iter().all(|look| look.crowding >= 1.0), "{looks:?}");
+            assert!(
+                looks.iter().flat_map(|look| look.crowding).all(|crowding| crowding >= 1.0),
+                "{looks:?}"
+            );
             assert!(probe.sound());
         })
         .join()

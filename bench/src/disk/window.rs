@@ -39,10 +39,10 @@ pub struct Window {
     pub round: u32,
     /// Round trip of a cache line between the CPUs, before and after, in nanoseconds.
     pub line: [Option<f64>; 2],
-    /// How much longer instructions took then on the more crowded of the two cores than on one that
-    /// is not.
+    /// How much longer instructions took then on the back end's core and on the client's than on one
+    /// that has nobody else: the longer of before and after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crowding: Option<f64>,
+    pub crowding: Option<[f64; 2]>,
     /// The regime, if it was the same before and after.
     pub regime: Option<Regime>,
     /// Whether client and back end had their CPUs.
@@ -275,7 +275,7 @@ impl Watch<'_> {
         Ok(Window {
             round: self.round,
             line: [before.line, after.line],
-            crowding: Some(before.crowding.max(after.crowding)),
+            crowding: Some([0, 1].map(|cpu| before.crowding[cpu].max(after.crowding[cpu]))),
             regime: Look::regime(&before, &after),
             quiet,
             waited: 100.0 * waited,

@@ -5,7 +5,7 @@ mod machine;
 pub(crate) mod promises;
 pub(crate) mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -336,24 +336,41 @@ pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
     one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)).collect()
 }
 
-/// The regime in which the system with the fewest windows has the most; the nearer one of two. One
-/// in which cores are shared only if no other has [`ENOUGH`].
+/// The regime in which the system with the fewest windows has the most, in rounds in which each has
+/// some; the nearer and less crowded one of two. One in which cores are shared only if no other has
+/// [`ENOUGH`].
 pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
     outcomes: &[&Outcome<C, S, W>],
 ) -> Option<Regime> {
-    let measured: Vec<&&Outcome<C, S, W>> =
-        outcomes.iter().filter(|outcome| outcome.windows.iter().any(W::counts)).collect();
-    let fewest = |regime: Regime| {
+    let measured: Vec<&Outcome<C, S, W>> =
+        outcomes.iter().filter(|outcome| outcome.windows.iter().any(W::counts)).copied().collect();
+    let windows = |regime: Regime| {
         let counts = measured.iter().map(|outcome| outcome.counting(regime).count());
-        (counts.clone().min().unwrap_or(0), counts.sum::<usize>())
+        let fewest = counts.clone().min().unwrap_or(0);
+        (fewest_in_common(&measured, regime), fewest, counts.sum::<usize>())
     };
-    let alone = [Regime::Far, Regime::Middle, Regime::Near, Regime::Core];
-    let shared = [Regime::CrowdedFar, Regime::CrowdedMiddle, Regime::CrowdedNear];
-    let best = alone.into_iter().max_by_key(|&regime| fewest(regime))?;
-    let crowded = shared.into_iter().max_by_key(|&regime| fewest(regime))?;
-    let is_better = fewest(best).0 < ENOUGH && fewest(crowded) > fewest(best);
+    let (shared, alone): (Vec<_>, Vec<_>) = Regime::all().partition(|r| r.is_crowded());
+    let best = alone.into_iter().max_by_key(|&regime| windows(regime))?;
+    let crowded = shared.into_iter().max_by_key(|&regime| windows(regime))?;
+    let is_better = windows(best).0 < ENOUGH && windows(crowded) > windows(best);
     let best = if is_better { crowded } else { best };
-    (fewest(best).1 > 0).then_some(best)
+    (windows(best).2 > 0).then_some(best)
+}
+
+/// How many windows of a regime the outcome with the fewest has, in rounds in which each has some.
+pub(crate) fn fewest_in_common<C, S: PartialEq, W: Sample>(
+    outcomes: &[&Outcome<C, S, W>],
+    regime: Regime,
+) -> usize {
+    let rounds = |outcome: &Outcome<C, S, W>| {
+        outcome.counting(regime).map(W::round).collect::<BTreeSet<u32>>()
+    };
+    let common = outcomes.iter().map(|outcome| rounds(outcome)).reduce(|a, b| &a & &b);
+    let common = common.unwrap_or_default();
+    let count = |outcome: &&Outcome<C, S, W>| {
+        outcome.counting(regime).filter(|window| common.contains(&window.round())).count()
+    };
+    outcomes.iter().map(count).min().unwrap_or(0)
 }
 
 /// What a turn found, in one line.

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Figure, Outcome, Report, Row, Sample, common_regime, figure, ratios};
+use super::{
+    Figure, Outcome, Report, Row, Sample, common_regime, fewest_in_common, figure, ratios,
+};
 use crate::cell::{Cell, Kind, Rings, Side};
 use crate::stats::{Summary, summary};
 use crate::sut::System;
@@ -364,7 +366,8 @@ fn idle_at(row: &Row<'_>, system: System) -> Option<Measured> {
     Some(Measured { value, windows: rate.windows, rounds: Vec::new() })
 }
 
-/// One outcome's figure divided by another's, with the windows of the one with fewer.
+/// One outcome's figure divided by another's, with the windows of the one with fewer: of rounds
+/// in which both have some.
 pub(crate) fn over<C, S: PartialEq, W: Sample>(
     one: Option<&Outcome<C, S, W>>,
     other: Option<&Outcome<C, S, W>>,
@@ -372,10 +375,10 @@ pub(crate) fn over<C, S: PartialEq, W: Sample>(
 ) -> Option<Measured> {
     let (one, other) = (one?, other?);
     let regime = common_regime(&[one, other])?;
-    let windows = [one, other].map(|outcome| outcome.counting(regime).count());
+    let windows = fewest_in_common(&[one, other], regime);
     let rounds = ratios(one, other, regime, figure);
     let value = summary(rounds.iter().copied())?.median;
-    Some(Measured { value, windows: windows.into_iter().min()?, rounds })
+    Some(Measured { value, windows, rounds })
 }
 
 /// The section about them; only those of what was measured at all.
@@ -394,7 +397,7 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
     writeln!(
         text,
         "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
-         most windows. A figure of fewer than {WINDOWS} windows is marked with their number. *No lower than \
+         most windows in the same rounds. A figure of fewer than {WINDOWS} windows is marked with their number. *No lower than \
          1* is a median of 1 or more, or a tie: at least {:.2}, and below 1 in no more rounds than there may be \
          by chance (sign test, one-sided, {} %).\n",
         1.0 - TIE,

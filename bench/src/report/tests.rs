@@ -1,7 +1,10 @@
 use super::*;
 use crate::cell::{Kind, Rings, Side};
+use crate::place::{Crowded, Distance};
 use crate::wake::WakeUp;
 use crate::window::RoundTrips;
+
+const MIDDLE: Regime = Regime { distance: Distance::Middle, ..Regime::NEAR };
 
 /// A report that was made up.
 fn report(outcomes: Vec<Outcome>) -> Report {
@@ -79,17 +82,17 @@ fn outcome(system: System, windows: Vec<Window>) -> Outcome {
 
 #[test]
 fn windows_of_one_regime_are_compared() {
-    use Regime::{Middle, Near};
+    let (middle, near) = (MIDDLE, Regime::NEAR);
     // hayate had most of its windows far away, but there the other one has none.
-    let own = [(0, Middle, 5.0), (0, Middle, 5.0), (0, Middle, 5.0), (1, Near, 20.0)];
-    let its = [(0, Near, 10.0), (1, Near, 10.0)];
+    let own = [(0, middle, 5.0), (0, middle, 5.0), (0, middle, 5.0), (1, near, 20.0)];
+    let its = [(0, near, 10.0), (1, near, 10.0)];
     let windows = |of: &[(u32, Regime, f64)]| {
         of.iter().map(|&(round, regime, mpps)| window(round, regime, mpps)).collect()
     };
     let report =
         report(vec![outcome(System::Hayate, windows(&own)), outcome(System::Ovs, windows(&its))]);
     let rows = report.rows();
-    assert_eq!(rows[0].regime, Some(Near));
+    assert_eq!(rows[0].regime, Some(near));
     let mpps = |window: &Window| Some(window.mpps);
     assert_eq!(rows[0].figure(System::Hayate, mpps).unwrap().median, 20.0);
     // Only round 1 has both.
@@ -99,8 +102,8 @@ fn windows_of_one_regime_are_compared() {
 
 #[test]
 fn ratios_are_of_the_same_round() {
-    let own = vec![window(0, Regime::Near, 20.0), window(1, Regime::Near, 10.0)];
-    let its = vec![window(0, Regime::Near, 10.0), window(1, Regime::Near, 5.0)];
+    let own = vec![window(0, Regime::NEAR, 20.0), window(1, Regime::NEAR, 10.0)];
+    let its = vec![window(0, Regime::NEAR, 10.0), window(1, Regime::NEAR, 5.0)];
     let report = report(vec![outcome(System::Hayate, own), outcome(System::Testpmd, its)]);
     let ratio = report.rows()[0].ratio(System::Testpmd, |w| Some(w.mpps)).unwrap();
     assert_eq!((ratio.median, ratio.min, ratio.max, ratio.n), (0.5, 0.5, 0.5, 2));
@@ -108,28 +111,46 @@ fn ratios_are_of_the_same_round() {
 
 #[test]
 fn shared_cores_are_compared_only_where_there_is_little_else() {
-    use Regime::{CrowdedMiddle, CrowdedNear, Near};
-    for (alone, regime, mpps) in [(2, CrowdedNear, 5.0), (3, Near, 10.0)] {
-        let shared = (0..9).map(|_| window(0, CrowdedNear, 5.0));
-        let apart = (0..8).map(|_| window(0, CrowdedMiddle, 2.0));
-        let windows =
-            (0..alone).map(|_| window(0, Near, 10.0)).chain(apart).chain(shared).collect();
-        let report = report(vec![outcome(System::Hayate, windows)]);
+    let near = Regime::NEAR;
+    let (crowded, apart) =
+        (Regime { crowded: Crowded::Both, ..near }, Regime { crowded: Crowded::Both, ..MIDDLE });
+    for (alone, regime, mpps) in [(2, crowded, 5.0), (3, near, 10.0)] {
+        let windows = [(alone, near, 10.0), (8, apart, 2.0), (9, crowded, 5.0)];
+        let windows = windows
+            .iter()
+            .flat_map(|&(n, regime, mpps)| (0..n).map(move |_| window(0, regime, mpps)));
+        let report = report(vec![outcome(System::Hayate, windows.collect())]);
         let rows = report.rows();
         assert_eq!(rows[0].regime, Some(regime));
         assert_eq!(rows[0].figure(System::Hayate, |w| Some(w.mpps)).unwrap().median, mpps);
     }
-    assert!(!window(0, CrowdedNear, 1.0).is_wanted() && window(0, Near, 1.0).is_wanted());
-    assert!(!window(0, CrowdedMiddle, 1.0).is_wanted());
+    assert!(!window(0, crowded, 1.0).is_wanted() && window(0, near, 1.0).is_wanted());
+}
+
+#[test]
+fn whose_core_is_shared_is_not_mixed() {
+    // Most windows of the switch with its own core crowded, in a round in which the other's was not.
+    let [guests, switch] =
+        [Crowded::Guests, Crowded::Switch].map(|crowded| Regime { crowded, ..Regime::NEAR });
+    let own = [(0, switch, 5.0), (0, switch, 5.0), (0, switch, 5.0), (1, guests, 9.0)];
+    let its = [(0, guests, 6.0), (1, guests, 6.0), (2, switch, 3.0), (2, switch, 3.0)];
+    let of = |system, windows: [(u32, Regime, f64); 4]| {
+        outcome(system, windows.map(|(round, regime, mpps)| window(round, regime, mpps)).to_vec())
+    };
+    let report = report(vec![of(System::Hayate, own), of(System::Ovs, its)]);
+    let row = &report.rows()[0];
+    assert_eq!(row.regime, Some(guests));
+    let ratio = row.ratio(System::Ovs, |w| Some(w.mpps)).unwrap();
+    assert_eq!((ratio.median, ratio.n), (6.0 / 9.0, 1));
 }
 
 #[test]
 fn noisy_windows_and_moved_cpus_do_not_count() {
-    let noisy = Window { quiet: false, ..window(0, Regime::Near, 99.0) };
-    let moved = Window { regime: None, ..window(0, Regime::Near, 99.0) };
-    let dead = Window { alive: false, ..window(0, Regime::Near, 99.0) };
+    let noisy = Window { quiet: false, ..window(0, Regime::NEAR, 99.0) };
+    let moved = Window { regime: None, ..window(0, Regime::NEAR, 99.0) };
+    let dead = Window { alive: false, ..window(0, Regime::NEAR, 99.0) };
     assert!(!noisy.counts() && !moved.counts() && !dead.counts());
-    let windows = vec![noisy, window(0, Regime::Near, 10.0), moved, dead];
+    let windows = vec![noisy, window(0, Regime::NEAR, 10.0), moved, dead];
     let report = report(vec![outcome(System::Hayate, windows)]);
     let figure = report.rows()[0].figure(System::Hayate, |w| Some(w.mpps)).unwrap();
     assert_eq!((figure.median, figure.n), (10.0, 1));
@@ -137,7 +158,7 @@ fn noisy_windows_and_moved_cpus_do_not_count() {
 
 #[test]
 fn a_figure_near_the_limit_is_marked() {
-    let of = |system, mpps| outcome(system, vec![window(0, Regime::Near, mpps)]);
+    let of = |system, mpps| outcome(system, vec![window(0, Regime::NEAR, mpps)]);
     let report =
         report(vec![of(System::Hayate, 33.0), of(System::Ovs, 14.0), of(System::Limit, 40.0)]);
     let rows = report.rows();
@@ -151,7 +172,7 @@ fn a_figure_near_the_limit_is_marked() {
 #[test]
 fn a_figure_of_a_worker_that_had_time_is_marked() {
     let of = |system, busy| {
-        let windows = vec![Window { busy: Some(busy), ..window(0, Regime::Near, 10.0) }];
+        let windows = vec![Window { busy: Some(busy), ..window(0, Regime::NEAR, 10.0) }];
         outcome(system, windows)
     };
     // What others count as busy is not everything they do for frames.
@@ -165,7 +186,7 @@ fn a_figure_of_a_worker_that_had_time_is_marked() {
 fn one_system_is_recorded_over_many_turns() {
     let mut outcomes = Vec::new();
     let cell = cell(Kind::Throughput);
-    let turn = |round| vec![window(round, Regime::Near, 1.0)];
+    let turn = |round| vec![window(round, Regime::NEAR, 1.0)];
     Outcome::record(&mut outcomes, cell, System::Hayate, turn(0), None);
     Outcome::record(&mut outcomes, cell, System::Ovs, turn(0), Some("it broke\nhere".into()));
     Outcome::record(&mut outcomes, cell, System::Ovs, Vec::new(), None);
@@ -184,25 +205,25 @@ fn everything() -> Report {
     let mut outcomes = Vec::new();
     for size in [64, 1518] {
         for (system, mpps) in [(System::Hayate, 16.0), (System::Testpmd, 20.0)] {
-            let windows = (0..3).map(|round| window(round, Regime::Near, mpps)).collect();
+            let windows = (0..3).map(|round| window(round, Regime::NEAR, mpps)).collect();
             let cell = Cell { size, ..cell(Kind::Throughput) };
             outcomes.push(Outcome { cell, system, windows, problem: None });
         }
     }
     for (system, p50) in [(System::Hayate, 700.0), (System::Testpmd, 1_400.0)] {
-        let one = Window { round_trips: trips(p50), ..window(0, Regime::Near, 0.1) };
+        let one = Window { round_trips: trips(p50), ..window(0, Regime::NEAR, 0.1) };
         outcomes.push(Outcome { cell: cell(Kind::Rtt), system, windows: vec![one], problem: None });
     }
     for (rate, cpu) in [(0, 0.25), (1_000_000, 50.0)] {
         let (sent, received) = (rate.into(), rate.into());
-        let one = Window { cpu, sent, received, ..window(0, Regime::Near, f64::from(rate) / 1e6) };
+        let one = Window { cpu, sent, received, ..window(0, Regime::NEAR, f64::from(rate) / 1e6) };
         let cell = Cell { rate: Some(rate), ..cell(Kind::Cpu) };
         let system = System::Hayate;
         outcomes.push(Outcome { cell, system, windows: vec![one], problem: None });
     }
     for (system, cpu) in [(System::Hayate, 10.0), (System::OvsSleep, 30.0)] {
         for (side, cpu) in [(Side::Sending, cpu), (Side::Both, 2.0 * cpu)] {
-            let one = Window { cpu, cycles: Some(10.0 * cpu), ..window(0, Regime::Near, 0.5) };
+            let one = Window { cpu, cycles: Some(10.0 * cpu), ..window(0, Regime::NEAR, 0.5) };
             let cell = Cell { rate: Some(500_000), side, ..cell(Kind::Sides) };
             outcomes.push(Outcome { cell, system, windows: vec![one], problem: None });
         }

@@ -11,7 +11,7 @@ fn window(round: u32, rate: f64, p50: f64) -> Window {
         round,
         line: [Some(100.0); 2],
         crowding: None,
-        regime: Some(Regime::Near),
+        regime: Some(Regime::NEAR),
         quiet: true,
         waited: 0.0,
         others: 0.0,
