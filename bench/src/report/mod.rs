@@ -32,8 +32,9 @@ const BOUND: f64 = 0.8;
 /// limits.
 const BUSY: f64 = 90.0;
 
-/// So many windows of each system are compared rather than more in which cores were shared.
-const ENOUGH: usize = 3;
+/// So many windows of each system are compared rather than more in which cores were shared: what a
+/// promise asks for.
+const ENOUGH: usize = promises::WINDOWS;
 
 /// A figure of a window.
 pub(crate) type Figure = fn(&Window) -> Option<f64>;
@@ -189,7 +190,7 @@ impl<C, S: Copy + PartialEq, W: Sample> Row<'_, C, S, W> {
         self.of(system)?.summary(self.regime?, value)
     }
 
-    /// One system's figure divided by another's, in each round in which both have one.
+    /// One system's figure divided by another's: see [`ratio`].
     pub(crate) fn between(
         &self,
         one: S,
@@ -201,7 +202,7 @@ impl<C, S: Copy + PartialEq, W: Sample> Row<'_, C, S, W> {
 }
 
 impl Row<'_> {
-    /// A system's figure divided by hayate's, in each round in which both have one.
+    /// A system's figure divided by hayate's: see [`ratio`].
     pub(crate) fn ratio(
         &self,
         system: System,
@@ -307,17 +308,23 @@ pub(crate) fn rows<C: Copy + PartialEq, S: PartialEq, W: Sample>(
     rows
 }
 
-/// One outcome's figure divided by another's, in each round in which both have one.
+/// One outcome's figure divided by another's, in each round in which both have one. Where such rounds
+/// have fewer than half of the windows, of all rounds: on a host whose cores are shared the regime
+/// changes from turn to turn, and changes more than the memory which a round has in common.
 pub(crate) fn ratio<C, S: PartialEq, W: Sample>(
     one: &Outcome<C, S, W>,
     other: &Outcome<C, S, W>,
     regime: Regime,
     value: impl Fn(&W) -> Option<f64>,
 ) -> Option<Summary> {
-    summary(ratios(one, other, regime, value))
+    let rounds = summary(ratios(one, other, regime, &value));
+    rounds.or_else(|| {
+        let all = one.summary(regime, &value)?.median / other.summary(regime, &value)?.median;
+        summary([all].into_iter())
+    })
 }
 
-/// What [`ratio`] summarises, in the order of rounds.
+/// What [`ratio`] summarises, in the order of rounds; empty where it is of all rounds.
 pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
     one: &Outcome<C, S, W>,
     other: &Outcome<C, S, W>,
@@ -332,33 +339,35 @@ pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
         let median = |(round, values)| Some((round, summary(values)?.median));
         rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
     };
+    let fewest = one.counting(regime).count().min(other.counting(regime).count());
+    if 2 * fewest_in_common(&[one, other], regime) < fewest {
+        return Vec::new();
+    }
     let (one, other) = (rounds(one), rounds(other));
     one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)).collect()
 }
 
-/// The regime in which the system with the fewest windows has the most, in rounds in which each has
-/// some; the nearer and less crowded one of two. One in which cores are shared only if no other has
-/// [`ENOUGH`].
+/// The regime in which the system with the fewest windows has the most; the nearer and less crowded
+/// one of two. One in which cores are shared only if no other has [`ENOUGH`].
 pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
     outcomes: &[&Outcome<C, S, W>],
 ) -> Option<Regime> {
-    let measured: Vec<&Outcome<C, S, W>> =
-        outcomes.iter().filter(|outcome| outcome.windows.iter().any(W::counts)).copied().collect();
-    let windows = |regime: Regime| {
+    let measured: Vec<&&Outcome<C, S, W>> =
+        outcomes.iter().filter(|outcome| outcome.windows.iter().any(W::counts)).collect();
+    let fewest = |regime: Regime| {
         let counts = measured.iter().map(|outcome| outcome.counting(regime).count());
-        let fewest = counts.clone().min().unwrap_or(0);
-        (fewest_in_common(&measured, regime), fewest, counts.sum::<usize>())
+        (counts.clone().min().unwrap_or(0), counts.sum::<usize>())
     };
     let (shared, alone): (Vec<_>, Vec<_>) = Regime::all().partition(|r| r.is_crowded());
-    let best = alone.into_iter().max_by_key(|&regime| windows(regime))?;
-    let crowded = shared.into_iter().max_by_key(|&regime| windows(regime))?;
-    let is_better = windows(best).0 < ENOUGH && windows(crowded) > windows(best);
+    let best = alone.into_iter().max_by_key(|&regime| fewest(regime))?;
+    let crowded = shared.into_iter().max_by_key(|&regime| fewest(regime))?;
+    let is_better = fewest(best).0 < ENOUGH && fewest(crowded) > fewest(best);
     let best = if is_better { crowded } else { best };
-    (windows(best).2 > 0).then_some(best)
+    (fewest(best).1 > 0).then_some(best)
 }
 
 /// How many windows of a regime the outcome with the fewest has, in rounds in which each has some.
-pub(crate) fn fewest_in_common<C, S: PartialEq, W: Sample>(
+fn fewest_in_common<C, S: PartialEq, W: Sample>(
     outcomes: &[&Outcome<C, S, W>],
     regime: Regime,
 ) -> usize {

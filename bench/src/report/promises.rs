@@ -2,15 +2,13 @@
 
 use std::fmt::Write;
 
-use super::{
-    Figure, Outcome, Report, Row, Sample, common_regime, fewest_in_common, figure, ratios,
-};
+use super::{Figure, Outcome, Report, Row, Sample, common_regime, figure, ratio, ratios};
 use crate::cell::{Cell, Kind, Rings, Side};
-use crate::stats::{Summary, summary};
+use crate::stats::Summary;
 use crate::sut::System;
 
 /// Windows that a figure needs, to be one.
-const WINDOWS: usize = 12;
+pub(super) const WINDOWS: usize = 12;
 
 /// A switch is saturated when the generator finds its TX ring full that often, in per cent.
 const SATURATED: f64 = 90.0;
@@ -366,8 +364,7 @@ fn idle_at(row: &Row<'_>, system: System) -> Option<Measured> {
     Some(Measured { value, windows: rate.windows, rounds: Vec::new() })
 }
 
-/// One outcome's figure divided by another's, with the windows of the one with fewer: of rounds
-/// in which both have some.
+/// One outcome's figure divided by another's, with the windows of the one with fewer.
 pub(crate) fn over<C, S: PartialEq, W: Sample>(
     one: Option<&Outcome<C, S, W>>,
     other: Option<&Outcome<C, S, W>>,
@@ -375,9 +372,9 @@ pub(crate) fn over<C, S: PartialEq, W: Sample>(
 ) -> Option<Measured> {
     let (one, other) = (one?, other?);
     let regime = common_regime(&[one, other])?;
-    let windows = fewest_in_common(&[one, other], regime);
-    let rounds = ratios(one, other, regime, figure);
-    let value = summary(rounds.iter().copied())?.median;
+    let windows = one.counting(regime).count().min(other.counting(regime).count());
+    let rounds = ratios(one, other, regime, &figure);
+    let value = ratio(one, other, regime, figure)?.median;
     Some(Measured { value, windows, rounds })
 }
 
@@ -396,8 +393,8 @@ pub(super) fn write(text: &mut String, report: &Report, rows: &[Row<'_>]) -> std
     }
     writeln!(
         text,
-        "## Promises\n\nRatios are medians over the rounds, in the regime in which both sides have the \
-         most windows in the same rounds. A figure of fewer than {WINDOWS} windows is marked with their number. *No lower than \
+        "## Promises\n\nRatios are those of the tables, in the regime in which both sides have the \
+         most windows. A figure of fewer than {WINDOWS} windows is marked with their number. *No lower than \
          1* is a median of 1 or more, or a tie: at least {:.2}, and below 1 in no more rounds than there may be \
          by chance (sign test, one-sided, {} %).\n",
         1.0 - TIE,

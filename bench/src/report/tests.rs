@@ -114,8 +114,8 @@ fn shared_cores_are_compared_only_where_there_is_little_else() {
     let near = Regime::NEAR;
     let (crowded, apart) =
         (Regime { crowded: Crowded::Both, ..near }, Regime { crowded: Crowded::Both, ..MIDDLE });
-    for (alone, regime, mpps) in [(2, crowded, 5.0), (3, near, 10.0)] {
-        let windows = [(alone, near, 10.0), (8, apart, 2.0), (9, crowded, 5.0)];
+    for (alone, regime, mpps) in [(11, crowded, 5.0), (12, near, 10.0)] {
+        let windows = [(alone, near, 10.0), (13, apart, 2.0), (14, crowded, 5.0)];
         let windows = windows
             .iter()
             .flat_map(|&(n, regime, mpps)| (0..n).map(move |_| window(0, regime, mpps)));
@@ -129,7 +129,7 @@ fn shared_cores_are_compared_only_where_there_is_little_else() {
 
 #[test]
 fn whose_core_is_shared_is_not_mixed() {
-    // Most windows of the switch with its own core crowded, in a round in which the other's was not.
+    // Both have most windows with the switch's core crowded, but in no round both.
     let [guests, switch] =
         [Crowded::Guests, Crowded::Switch].map(|crowded| Regime { crowded, ..Regime::NEAR });
     let own = [(0, switch, 5.0), (0, switch, 5.0), (0, switch, 5.0), (1, guests, 9.0)];
@@ -139,9 +139,12 @@ fn whose_core_is_shared_is_not_mixed() {
     };
     let report = report(vec![of(System::Hayate, own), of(System::Ovs, its)]);
     let row = &report.rows()[0];
-    assert_eq!(row.regime, Some(guests));
-    let ratio = row.ratio(System::Ovs, |w| Some(w.mpps)).unwrap();
-    assert_eq!((ratio.median, ratio.n), (6.0 / 9.0, 1));
+    assert_eq!(row.regime, Some(switch));
+    let mpps = |w: &Window| Some(w.mpps);
+    assert_eq!(row.ratio(System::Ovs, mpps).unwrap().median, 3.0 / 5.0);
+    let (own, its) = (row.of(System::Hayate).unwrap(), row.of(System::Ovs).unwrap());
+    assert!(ratios(its, own, switch, mpps).is_empty(), "no rounds, so no tie");
+    assert_eq!(ratios(its, own, guests, mpps), vec![6.0 / 9.0]);
 }
 
 #[test]
