@@ -320,7 +320,7 @@ pub(crate) fn ratio<C, S: PartialEq, W: Sample>(
     let rounds = summary(ratios(one, other, regime, &value));
     rounds.or_else(|| {
         let all = one.summary(regime, &value)?.median / other.summary(regime, &value)?.median;
-        summary([all].into_iter())
+        summary([all])
     })
 }
 
