@@ -178,6 +178,12 @@ impl Look {
         (first == last).then_some(first)
     }
 
+    /// The worse of two looks, for each CPU.
+    #[must_use]
+    pub fn crowding(before: &Look, after: &Look) -> [f64; 2] {
+        [0, 1].map(|cpu| before.crowding[cpu].max(after.crowding[cpu]))
+    }
+
     fn now(&self) -> Option<Regime> {
         let distance = Distance::of(self.line?);
         let crowded = match self.crowding.map(|crowding| crowding > CROWDED) {

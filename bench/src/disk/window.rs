@@ -275,7 +275,7 @@ impl Watch<'_> {
         Ok(Window {
             round: self.round,
             line: [before.line, after.line],
-            crowding: Some([0, 1].map(|cpu| before.crowding[cpu].max(after.crowding[cpu]))),
+            crowding: Some(Look::crowding(&before, &after)),
             regime: Look::regime(&before, &after),
             quiet,
             waited: 100.0 * waited,

@@ -5,7 +5,7 @@ mod machine;
 pub(crate) mod promises;
 pub(crate) mod tables;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -336,15 +336,18 @@ pub(crate) fn ratios<C, S: PartialEq, W: Sample>(
         for window in outcome.counting(regime) {
             rounds.entry(window.round()).or_default().extend(value(window));
         }
-        let median = |(round, values)| Some((round, summary(values)?.median));
-        rounds.into_iter().filter_map(median).collect::<BTreeMap<u32, f64>>()
+        rounds
     };
-    let fewest = one.counting(regime).count().min(other.counting(regime).count());
-    if 2 * fewest_in_common(&[one, other], regime) < fewest {
+    let all = [rounds(one), rounds(other)];
+    let common: Vec<[&Vec<f64>; 2]> =
+        all[0].iter().filter_map(|(round, one)| Some([one, all[1].get(round)?])).collect();
+    let fewest = |of: &dyn Fn(usize) -> usize| of(0).min(of(1));
+    let in_common = fewest(&|which| common.iter().map(|both| both[which].len()).sum());
+    if 2 * in_common < fewest(&|which| all[which].values().map(Vec::len).sum()) {
         return Vec::new();
     }
-    let (one, other) = (rounds(one), rounds(other));
-    one.iter().filter_map(|(round, one)| Some(one / other.get(round)?)).collect()
+    let median = |values: &Vec<f64>| Some(summary(values.iter().copied())?.median);
+    common.into_iter().filter_map(|[one, other]| Some(median(one)? / median(other)?)).collect()
 }
 
 /// The regime in which the system with the fewest windows has the most; the nearer and less crowded
@@ -364,22 +367,6 @@ pub(crate) fn common_regime<C, S: PartialEq, W: Sample>(
     let is_better = fewest(best).0 < ENOUGH && fewest(crowded) > fewest(best);
     let best = if is_better { crowded } else { best };
     (fewest(best).1 > 0).then_some(best)
-}
-
-/// How many windows of a regime the outcome with the fewest has, in rounds in which each has some.
-fn fewest_in_common<C, S: PartialEq, W: Sample>(
-    outcomes: &[&Outcome<C, S, W>],
-    regime: Regime,
-) -> usize {
-    let rounds = |outcome: &Outcome<C, S, W>| {
-        outcome.counting(regime).map(W::round).collect::<BTreeSet<u32>>()
-    };
-    let common = outcomes.iter().map(|outcome| rounds(outcome)).reduce(|a, b| &a & &b);
-    let common = common.unwrap_or_default();
-    let count = |outcome: &&Outcome<C, S, W>| {
-        outcome.counting(regime).filter(|window| common.contains(&window.round())).count()
-    };
-    outcomes.iter().map(count).min().unwrap_or(0)
 }
 
 /// What a turn found, in one line.

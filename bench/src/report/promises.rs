@@ -358,8 +358,9 @@ impl Promise {
 /// hayate's idle share at a system's rate: its work for each frame stays as it is when there are
 /// fewer.
 fn idle_at(row: &Row<'_>, system: System) -> Option<Measured> {
-    let rate = over(row.of(system), row.of(System::Hayate), figure::RATE)?;
-    let idle = row.figure(System::Hayate, figure::IDLE)?.median;
+    let (its, own) = (row.of(system)?, row.of(System::Hayate)?);
+    let rate = over(Some(its), Some(own), figure::RATE)?;
+    let idle = own.summary(common_regime(&[its, own])?, figure::IDLE)?.median;
     let value = 100.0 - (100.0 - idle) * rate.value;
     Some(Measured { value, windows: rate.windows, rounds: Vec::new() })
 }

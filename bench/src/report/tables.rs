@@ -79,8 +79,8 @@ fn head(text: &mut String, report: &Report) -> std::fmt::Result {
         text,
         "\nEach figure is the median over windows of one regime (smallest-largest, number of \
          windows), *crowded* only where there is little else: somebody else ran on the other thread of \
-         the core of the switch, of the guests or of both then; the systems take turns in rounds, with the same guest memory. A ratio is the \
-         system's figure divided by hayate's of the same round, median over the rounds; of all rounds \
+         the core of the switch, of the guests or of both then; the systems take turns in rounds, \
+         with the same guest memory. A ratio is the system's figure divided by hayate's of the same round, median over the rounds; of all rounds \
          where those with windows of both have fewer than half of them. *Full* is \
          how often the generator found its TX ring full, *busy* the share of the time in which the \
          switch had frames to move, and cycles are those of that time: by the switch's own account, \
