@@ -13,6 +13,7 @@
 //! cell is noted in the report. Processes, huge pages and temporary files go with what made them,
 //! also on Ctrl-C.
 
+pub mod aim;
 pub mod cell;
 pub mod disk;
 pub mod generator;

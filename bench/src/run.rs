@@ -1,4 +1,4 @@
-//! A run: rounds in which every system has its turn.
+//! A run: rounds in which every system has its turn, and more of them for what lacks windows.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use testkit::frontend::{Pages, SharedMemory};
 
+use crate::aim::{self, Aim};
 use crate::cell::{Cell, Kind, Method, Rings};
 use crate::disk;
 use crate::generator::null::NullDevice;
@@ -152,15 +153,30 @@ impl<'a> Run<'a> {
         let urgent = Urgent::new();
         let probe =
             Probe::new(place.switch).map_err(BenchError::io("the probe cannot be started"))?;
-        let rounds = if self.cells.is_empty() { 0 } else { self.options.rounds };
-        for round in 0..rounds {
+        let rounds = self.options.rounds;
+        for round in 0..rounds + self.options.more_rounds {
+            if round >= rounds {
+                self.progress.turns += self.due(round).count();
+            }
+            if self.due(round).next().is_none() {
+                break;
+            }
+            if round > 0 {
+                self.write()?;
+            }
             // The same pages for all systems of a round.
             pages.ensure(size / HUGE_PAGE).map_err(huge)?;
             let memory = guest_memory(size)?;
             for (topology, cells) in by_topology(&self.cells) {
                 for &system in &self.options.systems {
-                    let cells: Vec<Cell> =
-                        cells.iter().copied().filter(|cell| system.takes_part(cell)).collect();
+                    let cells: Vec<Cell> = self
+                        .due(round)
+                        .filter_map(|(cell, of)| (of == system).then_some(cell))
+                        .filter(|cell| cells.contains(cell))
+                        .collect();
+                    if cells.is_empty() {
+                        continue;
+                    }
                     pages.ensure(system.hugepages()).map_err(huge)?;
                     let turns = Turns {
                         system,
@@ -171,9 +187,6 @@ impl<'a> Run<'a> {
                     };
                     self.turns(&turns, &cells)?;
                 }
-            }
-            if round + 1 < rounds {
-                self.write()?;
             }
         }
         drop((pages, urgent));
@@ -188,6 +201,45 @@ impl<'a> Run<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Turns of a round: all, and in those that are added only of what lacks windows.
+    fn due(&self, round: u32) -> impl Iterator<Item = (Cell, System)> {
+        let all = self.cells.iter().flat_map(|cell| {
+            let systems = self.options.systems.iter().filter(|system| system.takes_part(cell));
+            systems.map(move |system| (*cell, *system))
+        });
+        all.filter(move |(cell, system)| {
+            round < self.options.rounds || self.aim(cell, *system, round).windows > 0
+        })
+    }
+
+    /// What a turn of a system is to find.
+    fn aim(&self, cell: &Cell, system: System, round: u32) -> Aim {
+        let Options { rounds, windows, .. } = *self.options;
+        let goal = aim::goal(rounds, windows);
+        let regime = self.table(cell, goal).regime();
+        let windows = match regime {
+            Some(regime) if round >= rounds => aim::missing(self.of(cell), system, regime, goal),
+            _ => windows as usize,
+        };
+        Aim { regime, windows }
+    }
+
+    /// The table that a cell is in.
+    fn table(&self, of: &Cell, goal: usize) -> aim::Table<'_> {
+        let cells = self.cells.iter().filter(|cell| (cell.kind, cell.rings) == (of.kind, of.rings));
+        let able =
+            |cell: &Cell, system: &System| system.takes_part(cell) && system.cannot(cell).is_none();
+        let systems =
+            |cell| self.options.systems.iter().copied().filter(|s| able(cell, s)).collect();
+        let cells = cells.map(|cell| (self.of(cell), systems(cell))).collect();
+        aim::Table { cells, goal }
+    }
+
+    /// What was found of a cell.
+    fn of(&self, cell: &Cell) -> &[Outcome] {
+        self.outcomes.get(cell).map_or(&[], Vec::as_slice)
     }
 
     /// All of pods.
@@ -207,9 +259,15 @@ impl<'a> Run<'a> {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(BenchError::Interrupted { out: self.options.out.clone() });
             }
+            let aim = self.aim(cell, turns.system, turns.round);
+            if aim.windows == 0 {
+                // The table aims at another regime since this round began.
+                self.progress.turns -= 1;
+                continue;
+            }
             let (windows, problem) = match turns.system.cannot(cell) {
                 Some(reason) => (Vec::new(), Some(reason.to_owned())),
-                None => self.turn(turns, cell, &mut rig),
+                None => self.turn(turns, cell, aim, &mut rig),
             };
             self.progress.cell(turns, cell, &windows, problem.as_deref());
             let outcomes = self.outcomes.entry(*cell).or_default();
@@ -224,6 +282,7 @@ impl<'a> Run<'a> {
         &self,
         turns: &Turns<'_>,
         cell: &Cell,
+        aim: Aim,
         rig: &mut Option<Result<Rig, String>>,
     ) -> (Vec<Window>, Option<String>) {
         if let Some(Ok(there)) = rig
@@ -237,7 +296,7 @@ impl<'a> Run<'a> {
             Ok(rig) => rig,
             Err(problem) => return (Vec::new(), Some(problem.clone())),
         };
-        let turn = Turn { cell, turns, options: self.options, interrupted: self.interrupted };
+        let turn = Turn { cell, turns, aim, options: self.options, interrupted: self.interrupted };
         let (windows, error) = turn.take(rig);
         let ended = || Some("it ended in the middle, and was started again".to_owned());
         let problem = if rig.alive() { error.map(|error| chain(&error)) } else { ended() };
@@ -246,8 +305,7 @@ impl<'a> Run<'a> {
 
     /// Writes what there is so far.
     fn write(&self) -> Result<Vec<PathBuf>, BenchError> {
-        let of = |cell: &Cell| self.outcomes.get(cell).into_iter().flatten().cloned();
-        let outcomes = self.cells.iter().flat_map(of).collect();
+        let outcomes = self.cells.iter().flat_map(|cell| self.of(cell)).cloned().collect();
         let out = &self.options.out;
         let report =
             Report::new(self.options, self.command, self.wake, outcomes, self.disks.found());
@@ -337,6 +395,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 struct Turn<'a> {
     cell: &'a Cell,
     turns: &'a Turns<'a>,
+    aim: Aim,
     options: &'a Options,
     interrupted: &'a AtomicBool,
 }
@@ -432,7 +491,7 @@ impl Turn<'_> {
             probe: self.turns.probe,
             thread,
             cell: self.cell,
-            wanted: self.options.windows as usize,
+            aim: self.aim,
             patience: Duration::from_secs(self.options.patience.into()),
             round: self.turns.round,
             interrupted: self.interrupted,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use sys::clock::ticks_per_second;
 
+use crate::aim::Aim;
 use crate::cell::{Cell, Method, Side};
 use crate::generator::{Counters, GeneratorError, Ring, Traffic};
 use crate::place::{Look, Probe, Regime};
@@ -108,8 +109,8 @@ pub struct Watch<'a> {
     pub thread: &'a Thread,
     /// What is measured.
     pub cell: &'a Cell,
-    /// Windows that are wanted: that count, and in which each CPU has its core alone.
-    pub wanted: usize,
+    /// Windows that are wanted.
+    pub aim: Aim,
     /// How long to go on for them.
     pub patience: Duration,
     /// Which round it is.
@@ -138,8 +139,8 @@ impl Watch<'_> {
         traffic.drain(REST);
         let start = Instant::now();
         let mut busy = switch.as_deref_mut().and_then(Running::busy);
-        while (windows.len() < self.wanted || start.elapsed() < self.patience)
-            && windows.iter().filter(|window| window.is_wanted()).count() < self.wanted
+        while (windows.len() < self.aim.windows || start.elapsed() < self.patience)
+            && windows.iter().filter(|window| self.aim.is_at(*window)).count() < self.aim.windows
             && !self.interrupted.load(Ordering::Relaxed)
             && switch.as_deref_mut().is_none_or(Running::alive)
         {

@@ -34,7 +34,7 @@ const BUSY: f64 = 90.0;
 
 /// So many windows of each system are compared rather than more in which cores were shared: what a
 /// promise asks for.
-const ENOUGH: usize = promises::WINDOWS;
+pub(crate) const ENOUGH: usize = promises::WINDOWS;
 
 /// A figure of a window.
 pub(crate) type Figure = fn(&Window) -> Option<f64>;
@@ -419,4 +419,4 @@ fn no_window(windows: &[Window]) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -53,7 +53,7 @@ fn cell(kind: Kind) -> Cell {
     }
 }
 
-fn window(round: u32, regime: Regime, mpps: f64) -> Window {
+pub(crate) fn window(round: u32, regime: Regime, mpps: f64) -> Window {
     Window {
         round,
         line: [Some(100.0); 2],
@@ -76,7 +76,7 @@ fn window(round: u32, regime: Regime, mpps: f64) -> Window {
     }
 }
 
-fn outcome(system: System, windows: Vec<Window>) -> Outcome {
+pub(crate) fn outcome(system: System, windows: Vec<Window>) -> Outcome {
     Outcome { cell: cell(Kind::Throughput), system, windows, problem: None }
 }
 
