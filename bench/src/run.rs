@@ -168,25 +168,8 @@ impl<'a> Run<'a> {
             pages.ensure(size / HUGE_PAGE).map_err(huge)?;
             let memory = guest_memory(size)?;
             for (topology, cells) in by_topology(&self.cells) {
-                for &system in &self.options.systems {
-                    let cells: Vec<Cell> = self
-                        .due(round)
-                        .filter_map(|(cell, of)| (of == system).then_some(cell))
-                        .filter(|cell| cells.contains(cell))
-                        .collect();
-                    if cells.is_empty() {
-                        continue;
-                    }
-                    pages.ensure(system.hugepages()).map_err(huge)?;
-                    let turns = Turns {
-                        system,
-                        topology: &topology,
-                        memory: &memory,
-                        probe: &probe,
-                        round,
-                    };
-                    self.turns(&turns, &cells)?;
-                }
+                let turns = Turns { topology: &topology, memory: &memory, probe: &probe, round };
+                self.turns(&turns, &cells, &mut pages)?;
             }
         }
         drop((pages, urgent));
@@ -252,52 +235,66 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// The turns of a system in cells that need one and the same switch.
-    fn turns(&mut self, turns: &Turns<'_>, cells: &[Cell]) -> Result<(), BenchError> {
-        let mut rig = None;
-        for cell in cells {
+    /// The turns in cells that need the same of a switch: those of a cell one right after the other,
+    /// while the host is as it is. The other switches wait meanwhile, or are ended if they cannot.
+    fn turns(
+        &mut self,
+        turns: &Turns<'_>,
+        cells: &[Cell],
+        pages: &mut HugePages,
+    ) -> Result<(), BenchError> {
+        let mut due: Vec<(Cell, System)> =
+            self.due(turns.round).filter(|(cell, _)| cells.contains(cell)).collect();
+        if !turns.topology.can_wait() {
+            due.sort_by_key(|(_, system)| self.options.systems.iter().position(|s| s == system));
+        }
+        let mut rigs = Rigs::new();
+        for (cell, system) in due {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(BenchError::Interrupted { out: self.options.out.clone() });
             }
-            let aim = self.aim(cell, turns.system, turns.round);
+            let aim = self.aim(&cell, system, turns.round);
             if aim.windows == 0 {
                 // The table aims at another regime since this round began.
                 self.progress.turns -= 1;
                 continue;
             }
-            let (windows, problem) = match turns.system.cannot(cell) {
+            // One that ended in its last turn is started again; one that could not be started is not.
+            rigs.retain(|of, rig| {
+                let waits = turns.topology.can_wait() || *of == system;
+                waits && rig.as_mut().map_or(true, Rig::alive)
+            });
+            if !rigs.contains_key(&system) {
+                pages.ensure(system.hugepages()).map_err(huge)?;
+            }
+            let (windows, problem) = match system.cannot(&cell) {
                 Some(reason) => (Vec::new(), Some(reason.to_owned())),
-                None => self.turn(turns, cell, aim, &mut rig),
+                None => self.turn(turns, (&cell, system), aim, &mut rigs),
             };
-            self.progress.cell(turns, cell, &windows, problem.as_deref());
-            let outcomes = self.outcomes.entry(*cell).or_default();
-            Outcome::record(outcomes, *cell, turns.system, windows, problem);
+            self.progress.cell((turns.round, system), &cell, &windows, problem.as_deref());
+            let outcomes = self.outcomes.entry(cell).or_default();
+            Outcome::record(outcomes, cell, system, windows, problem);
         }
         Ok(())
     }
 
-    /// One of them. A switch that ended in the one before is started again; one that cannot be
-    /// started is not tried again.
+    /// One of them.
     fn turn(
         &self,
         turns: &Turns<'_>,
-        cell: &Cell,
+        (cell, system): (&Cell, System),
         aim: Aim,
-        rig: &mut Option<Result<Rig, String>>,
+        rigs: &mut Rigs,
     ) -> (Vec<Window>, Option<String>) {
-        if let Some(Ok(there)) = rig
-            && !there.alive()
-        {
-            *rig = None;
-        }
-        let start =
-            || sut::start(turns.system, turns.topology, self.options.cpus).map_err(|e| chain(&e));
-        let rig = match rig.get_or_insert_with(start) {
+        let start = || sut::start(system, turns.topology, self.options.cpus).map_err(|e| chain(&e));
+        let rig = match rigs.entry(system).or_insert_with(start) {
             Ok(rig) => rig,
             Err(problem) => return (Vec::new(), Some(problem.clone())),
         };
         let turn = Turn { cell, turns, aim, options: self.options, interrupted: self.interrupted };
+        rig.go_on();
         let (windows, error) = turn.take(rig);
+        rig.pause();
         let ended = || Some("it ended in the middle, and was started again".to_owned());
         let problem = if rig.alive() { error.map(|error| chain(&error)) } else { ended() };
         (windows, problem)
@@ -314,9 +311,11 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What the turns of a system with one switch have in common.
+/// Switches that were started, or why they could not be.
+type Rigs = BTreeMap<System, Result<Rig, String>>;
+
+/// What the turns of a round have in common in which the same is needed of a switch.
 struct Turns<'a> {
-    system: System,
     topology: &'a Topology,
     memory: &'a SharedMemory,
     probe: &'a Probe,
@@ -520,13 +519,19 @@ impl Progress {
         self.line(&format!("{:>4}/{}  {text}", self.done, self.turns));
     }
 
-    fn cell(&mut self, turns: &Turns<'_>, cell: &Cell, windows: &[Window], problem: Option<&str>) {
+    fn cell(
+        &mut self,
+        (round, system): (u32, System),
+        cell: &Cell,
+        windows: &[Window],
+        problem: Option<&str>,
+    ) {
         let found = match problem {
             Some(problem) => problem.to_owned(),
             None => crate::report::one_line(cell, windows),
         };
         let (kind, rings, label) = (name(cell.kind), cell.rings.as_str(), cell.label());
-        let (round, system) = (turns.round + 1, turns.system.as_str());
+        let (round, system) = (round + 1, system.as_str());
         self.turn(&format!(
             "round {round}  {kind:<15} {rings:<6} {label:<21} {system:<17} {found}"
         ));

@@ -10,7 +10,6 @@ use crate::aim::Aim;
 use crate::cell::{Cell, Method, Side};
 use crate::generator::{Counters, GeneratorError, Ring, Traffic};
 use crate::place::{Look, Probe, Regime};
-use crate::report::Sample;
 use crate::sched::{Thread, stolen};
 use crate::stats::percentile;
 use crate::sut::Running;

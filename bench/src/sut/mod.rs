@@ -163,6 +163,15 @@ pub struct Topology {
     pub mischief: Option<Mischief>,
 }
 
+impl Topology {
+    /// Whether switches can be paused while others have their turns: what else belongs to them has
+    /// names that only one of them can have, or goes on by itself.
+    #[must_use]
+    pub fn can_wait(&self) -> bool {
+        self.routers == 0 && self.mischief.is_none()
+    }
+}
+
 /// A switch that runs.
 pub struct Running {
     /// One vhost-user socket for each port.
@@ -187,6 +196,16 @@ impl Running {
     /// Whether all of its processes are there.
     pub fn alive(&mut self) -> bool {
         self.processes.iter_mut().all(Process::alive)
+    }
+
+    /// Keeps its processes from running, until [`Running::go_on`].
+    pub fn pause(&self) {
+        self.processes.iter().for_each(Process::pause);
+    }
+
+    /// Lets them run again.
+    pub fn go_on(&self) {
+        self.processes.iter().for_each(Process::go_on);
     }
 
     /// CPU time of all threads of the switch so far.
@@ -218,6 +237,21 @@ impl Rig {
         match self {
             Rig::Switch(running) => running.alive(),
             Rig::Bridge(_) | Rig::Null => true,
+        }
+    }
+
+    /// Leaves the CPUs to others, until [`Rig::go_on`]. Who does nothing without frames does so
+    /// anyway.
+    pub fn pause(&self) {
+        if let Rig::Switch(running) = self {
+            running.pause();
+        }
+    }
+
+    /// Is there for frames again.
+    pub fn go_on(&self) {
+        if let Rig::Switch(running) = self {
+            running.go_on();
         }
     }
 }

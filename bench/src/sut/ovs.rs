@@ -67,7 +67,9 @@ pub(super) fn start(topology: &Topology, place: Place, sleep: u32) -> Result<Run
     let pid_file = format!("--pidfile={}", text(at.join("vswitchd.pid")));
     let control = text(at.join("vswitchd.ctl"));
     let control_at = format!("--unixctl={control}");
-    let command = [pinned.as_slice(), &[SWITCH, &remote, &pid_file, &control_at]].concat();
+    // Interfaces it makes have names that another one would want as well.
+    let alone = ["unshare", "--net"];
+    let command = [alone.as_slice(), &pinned, &[SWITCH, &remote, &pid_file, &control_at]].concat();
     let mut switch = Process::start(
         "ovs-vswitchd",
         Rank::Urgent,

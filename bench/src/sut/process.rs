@@ -76,6 +76,23 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Keeps it from running, all its threads, until [`Process::go_on`].
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it run again.
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// One that is gone does not hear it.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     /// Says a line to it and waits for what that makes it write to its log: the first that `find`
     /// finds there.
     pub fn ask<T>(&mut self, line: &str, find: impl Fn(&str) -> Option<T>) -> Option<T> {
@@ -129,9 +146,11 @@ impl Drop for Process {
         if let (Some(farewell), Some(mut stdin)) = (self.farewell, self.child.stdin.take()) {
             // One that is gone does not listen.
             let _ = writeln!(stdin, "{farewell}");
-        } else if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
-            let _ = kill_process(pid, Signal::TERM);
+        } else {
+            self.signal(Signal::TERM);
         }
+        // One that is paused does neither.
+        self.go_on();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             if !matches!(self.child.try_wait(), Ok(None)) {
