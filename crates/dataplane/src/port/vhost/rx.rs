@@ -56,8 +56,9 @@ pub(crate) struct LiveRx {
     pub(crate) offloads: Offloads,
     pub(crate) call: Option<Arc<EventFd>>,
     pub(crate) enabled: bool,
-    /// Frames that have been put in since the end of the last burst.
-    pub(crate) filled: u16,
+    /// Frames that have been put in since the end of the last burst. A whole word: compilers load 16 bits
+    /// as 32, and what was just stored in a smaller piece is loaded only after all stores before it.
+    pub(crate) filled: u32,
     pub(crate) moderator: Moderator,
     /// The guest is owed an interrupt, or a look whether it still wants one.
     pub(crate) waiting: Option<Wait>,
@@ -83,7 +84,7 @@ impl Sink for LiveRx {
         let Self { queue, mem, vnet_len, filled, fault, .. } = self;
         let need = *vnet_len + frame.len;
         // A few frames are not to wait for what others would need.
-        if *filled % TOGETHER == TOGETHER - 1 {
+        if *filled % u32::from(TOGETHER) == u32::from(TOGETHER) - 1 {
             queue.peek(AHEAD, TOGETHER, |_, soon| {
                 prefetch_room(mem, soon.addr.wrapping_add(*vnet_len as u64), frame.len);
             });
@@ -211,7 +212,7 @@ impl LiveRx {
         queue.peek(AHEAD.saturating_sub(put), put, |_, soon| {
             prefetch_room(mem, soon.addr.wrapping_add(vnet_len as u64), last);
         });
-        *filled = filled.wrapping_add(put);
+        *filled = filled.wrapping_add(put.into());
         (usize::from(put), bytes)
     }
 
