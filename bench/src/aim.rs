@@ -117,7 +117,7 @@ mod tests {
         let own = of(System::Hayate, &[(12, CROWDED), (20, Regime::NEAR)]);
         let its = of(System::Ovs, &[(12, CROWDED), (11, Regime::NEAR)]);
         assert_eq!(aim(&[own, its.clone()]), Some(CROWDED));
-        assert_eq!(missing(&[its.clone()], System::Ovs, Regime::NEAR, 12), 1);
+        assert_eq!(missing(std::slice::from_ref(&its), System::Ovs, Regime::NEAR, 12), 1);
         assert_eq!(missing(&[its], System::Hayate, Regime::NEAR, 12), 12);
     }
 
