@@ -64,8 +64,8 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value = "5")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub windows: u32,
-    /// At most so many more rounds of what has too few windows of one regime, on a machine that is not
-    /// quiet: fewer than 12, or than were asked for
+    /// At most so many more rounds of what has too few windows of one regime in tables of frames, on a
+    /// machine that is not quiet: fewer than 12, or than were asked for
     #[arg(long, value_name = "N", default_value = "3")]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub more_rounds: u32,

@@ -199,13 +199,13 @@ impl Running {
     }
 
     /// Keeps its processes from running, until [`Running::go_on`].
-    pub fn pause(&self) {
-        self.processes.iter().for_each(Process::pause);
+    pub fn pause(&mut self) {
+        self.processes.iter_mut().for_each(Process::pause);
     }
 
     /// Lets them run again.
-    pub fn go_on(&self) {
-        self.processes.iter().for_each(Process::go_on);
+    pub fn go_on(&mut self) {
+        self.processes.iter_mut().for_each(Process::go_on);
     }
 
     /// CPU time of all threads of the switch so far.
@@ -242,14 +242,14 @@ impl Rig {
 
     /// Leaves the CPUs to others, until [`Rig::go_on`]. Who does nothing without frames does so
     /// anyway.
-    pub fn pause(&self) {
+    pub fn pause(&mut self) {
         if let Rig::Switch(running) = self {
             running.pause();
         }
     }
 
     /// Is there for frames again.
-    pub fn go_on(&self) {
+    pub fn go_on(&mut self) {
         if let Rig::Switch(running) = self {
             running.go_on();
         }

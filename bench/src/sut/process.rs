@@ -77,18 +77,19 @@ impl Process {
     }
 
     /// Keeps it from running, all its threads, until [`Process::go_on`].
-    pub fn pause(&self) {
+    pub fn pause(&mut self) {
         self.signal(Signal::STOP);
     }
 
     /// Lets it run again.
-    pub fn go_on(&self) {
+    pub fn go_on(&mut self) {
         self.signal(Signal::CONT);
     }
 
-    /// One that is gone does not hear it.
-    fn signal(&self, signal: Signal) {
-        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+    /// Not to one that is gone: its id may be another's.
+    fn signal(&mut self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).filter(|_| self.alive());
+        if let Some(pid) = pid {
             let _ = kill_process(pid, signal);
         }
     }
@@ -189,4 +190,30 @@ fn tail(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines.get(lines.len().saturating_sub(15)..).unwrap_or_default().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_is_paused_goes_on_and_ends_as_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let script = "trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.05; done";
+        let command = ["sh", "-c", script].map(str::to_owned);
+        let mut process = Process::start("sh", Rank::Ordinary, &command, &[], &log, None).unwrap();
+        let said = |what: &str| fs::read_to_string(&log).unwrap().contains(what);
+        process.wait_for(20, || said("ready").then_some(())).unwrap();
+        let stat = format!("/proc/{}/stat", process.pid());
+        let stopped = || fs::read_to_string(&stat).unwrap().contains(") T ").then_some(());
+        process.pause();
+        process.wait_for(20, stopped).unwrap();
+        process.go_on();
+        process.wait_for(20, || stopped().is_none().then_some(())).unwrap();
+        process.pause();
+        process.wait_for(20, stopped).unwrap();
+        drop(process);
+        assert!(said("bye"), "it was killed instead");
+    }
 }
