@@ -81,6 +81,24 @@ impl<'a> Egress<'a> {
         Self { ports, open: ArrayVec::new(), again: None, workshop }
     }
 
+    /// Has what a frame to port `to` needs first fetched, if all that goes there goes to one queue: it is at hand when
+    /// the frame itself is.
+    #[inline(always)]
+    pub(crate) fn expect(&self, to: PortId) {
+        if let Some(Port { kind: Kind::Vhost(vhost), .. }) = self.ports.get(to)
+            && vhost.has_one()
+            && let Some(queue) = vhost.rx.get(usize::from(vhost.choose(|| 0)))
+        {
+            queue.next.fetch_for_writing();
+        }
+    }
+
+    /// Where the last frame went, if all that goes there goes to one queue.
+    #[inline(always)]
+    pub(crate) fn last(&self) -> Option<PortId> {
+        self.again.map(|(to, _)| to)
+    }
+
     /// Nanoseconds since the data plane started.
     pub(crate) fn now(&self) -> u64 {
         self.workshop.owed.now()

@@ -17,7 +17,7 @@ pub(crate) const BURST: usize = 96;
 
 /// So many frames are taken from a guest, one after another, before the first of them is dealt with: what is to be read
 /// of them, and then what is known about their addresses, is fetched for all of them at once.
-pub(crate) const TOGETHER: usize = 8;
+pub(crate) const TOGETHER: usize = 16;
 
 /// What forwarding a burst needs: lent to a queue by the worker.
 pub(crate) struct Forward<'a> {

@@ -252,6 +252,7 @@ impl Device for NetDevice {
                 enabled,
                 armed,
                 faulted,
+                toward: None,
             };
             let (id, live) = (live.id(), TxQueue::Vhost(Box::new(live)));
             self.port.homes.start(&self.wiring.workers, id, live, node);

@@ -35,6 +35,8 @@ pub(crate) struct LiveTx {
     pub(crate) armed: bool,
     /// The ring lied; it is not looked at any more.
     pub(crate) faulted: bool,
+    /// Where the last frame went: the next one may go there, too.
+    pub(crate) toward: Option<PortId>,
 }
 
 impl LiveTx {
@@ -75,7 +77,10 @@ impl LiveTx {
         &mut self,
         forward: &mut Forward<'_>,
     ) -> Result<usize, GuestFault> {
-        let Self { port, index, queue, mem, vnet_len, offloads, enabled, .. } = self;
+        let Self { port, index, queue, mem, vnet_len, offloads, enabled, toward, .. } = self;
+        if let Some(to) = *toward {
+            forward.egress.expect(to);
+        }
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let sender = Sender::new(port, counters, *offloads, &forward.lookup, &forward.egress);
         queue.look_ahead((BURST + 2 * TOGETHER) as u16);
@@ -90,6 +95,7 @@ impl LiveTx {
         let Burst { frames, bytes, .. } = burst;
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
+        *toward = forward.egress.last();
         // The receivers wait for their frames, the sender for nothing.
         forward.egress.close();
         queue.publish();
@@ -136,9 +142,11 @@ impl LiveTx {
     }
 }
 
-/// What is known about the addresses of so many frames is fetched in a row. One and eight were slower: see
-/// docs/performance.md.
-const AT_ONCE: usize = 4;
+/// Of frames that are taken singly, so many are fetched at once, and so many ahead.
+const AHEAD: usize = 8;
+
+/// What is known about the addresses of so many frames is fetched in a row. Fewer were slower: see docs/performance.md.
+const AT_ONCE: usize = 8;
 const _: () = assert!(TOGETHER.is_multiple_of(AT_ONCE));
 
 /// Frames being taken from a queue.
@@ -184,8 +192,8 @@ impl<'a> Burst<'a> {
         forward: &mut Forward<'_>,
     ) -> Result<(), GuestFault> {
         while self.frames < BURST {
-            if self.frames.is_multiple_of(TOGETHER) {
-                queue.peek(TOGETHER as u16, TOGETHER as u16, |_, soon| self.fetch(soon));
+            if self.frames.is_multiple_of(AHEAD) {
+                queue.peek(AHEAD as u16, AHEAD as u16, |_, soon| self.fetch(soon));
             }
             let Forward { lookup, heads: [[head, ..], _], egress } = &mut *forward;
             match queue.next(self.mem)? {

@@ -172,6 +172,7 @@ impl Table {
             enabled: false,
             armed: true,
             faulted: false,
+            toward: None,
         };
         let expected = Expected { number: self.starts, enabled: false, call };
         self.running[usize::from(index)] = Some(expected);
