@@ -81,22 +81,20 @@ impl<'a> Egress<'a> {
         Self { ports, open: ArrayVec::new(), again: None, workshop }
     }
 
-    /// Has what a frame to port `to` needs first fetched, if all that goes there goes to one queue: it is at hand when
-    /// the frame itself is.
+    /// Opens port `to`, if all that goes there goes to one queue, while the first of the frames that will probably go there
+    /// is being fetched: taking a lock waits for all that was loaded before.
     #[inline(always)]
-    pub(crate) fn expect(&self, to: PortId) {
-        if let Some(Port { kind: Kind::Vhost(vhost), .. }) = self.ports.get(to)
-            && vhost.has_one()
-            && let Some(queue) = vhost.rx.get(usize::from(vhost.choose(|| 0)))
-        {
-            queue.next.fetch_for_writing();
-        }
+    pub(crate) fn expect(&mut self, to: PortId) {
+        self.place_of_all(to);
     }
 
-    /// Where the last frame went, if all that goes there goes to one queue.
+    /// Where all frames went, if all that goes there goes to one queue.
     #[inline(always)]
-    pub(crate) fn last(&self) -> Option<PortId> {
-        self.again.map(|(to, _)| to)
+    pub(crate) fn only(&self) -> Option<PortId> {
+        match (self.again, &*self.open) {
+            (Some((to, _)), [_]) => Some(to),
+            _ => None,
+        }
     }
 
     /// Nanoseconds since the data plane started.

@@ -32,10 +32,4 @@ impl Hint {
     pub fn fetch(&self) {
         prefetch::read(self.0.load(Relaxed));
     }
-
-    /// Has the line fetched, to be written.
-    #[inline(always)]
-    pub fn fetch_for_writing(&self) {
-        prefetch::write(self.0.load(Relaxed));
-    }
 }

@@ -42,10 +42,12 @@ const PLAIN: Cell = Cell {
 };
 /// So many sources that a worker remembers no verdict on their frames.
 const MACHINES: Cell = Cell { rounds: 12, flows: 3 * 3840, known: true, ..PLAIN };
+/// One at a time: what a round trip waits for.
+const ALONE: Cell = Cell { frames: 1, rounds: 500, ..PLAIN };
 
-/// All of them. Frames are a multiple of 96: as many full bursts. Those of GSO fill the ring with
+/// All of them. Other frames are a multiple of 96: as many full bursts. Those of GSO fill the ring with
 /// their 16 pieces each. Those of many addresses come last: for a while after them no verdict is remembered.
-pub const CELLS: [Cell; 12] = [
+pub const CELLS: [Cell; 14] = [
     Cell { name: "split-64", ..PLAIN },
     Cell { name: "split-1518", len: 1518, ..PLAIN },
     Cell { name: "split-vlan", ports: VLAN, ..PLAIN },
@@ -54,6 +56,8 @@ pub const CELLS: [Cell; 12] = [
     Cell { name: "packed-1518", packed: true, len: 1518, ..PLAIN },
     Cell { name: "packed-vlan", packed: true, ports: VLAN, ..PLAIN },
     Cell { name: "packed-gso", packed: true, len: GSO, frames: 192, rounds: 5, ..PLAIN },
+    Cell { name: "split-alone", ..ALONE },
+    Cell { name: "packed-alone", packed: true, ..ALONE },
     Cell { name: "split-flows", flows: FLOWS, ..PLAIN },
     Cell { name: "packed-flows", packed: true, flows: FLOWS, ..PLAIN },
     Cell { name: "split-machines", ..MACHINES },

@@ -18,6 +18,7 @@ pub(crate) mod placement;
 mod rules;
 mod sleep;
 
+use std::hint::spin_loop;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
@@ -231,9 +232,14 @@ impl Worker {
             let requests = self.pass_disks(frames);
             self.shared.polls.add(1);
             let found = frames + requests;
-            if found == 0 && looks > 0 {
-                looks -= 1;
-                continue;
+            if found == 0 {
+                // Who looks again at once is in the way of the guest that writes what is looked for: see
+                // docs/performance.md.
+                spin_loop();
+                if looks > 0 {
+                    looks -= 1;
+                    continue;
+                }
             }
             turns = turns.wrapping_add(1);
             if found > 0 {

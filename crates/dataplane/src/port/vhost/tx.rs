@@ -35,7 +35,7 @@ pub(crate) struct LiveTx {
     pub(crate) armed: bool,
     /// The ring lied; it is not looked at any more.
     pub(crate) faulted: bool,
-    /// Where the last frame went: the next one may go there, too.
+    /// Where all frames of the last burst went, if that was one queue: the next ones probably go there, too.
     pub(crate) toward: Option<PortId>,
 }
 
@@ -78,9 +78,6 @@ impl LiveTx {
         forward: &mut Forward<'_>,
     ) -> Result<usize, GuestFault> {
         let Self { port, index, queue, mem, vnet_len, offloads, enabled, toward, .. } = self;
-        if let Some(to) = *toward {
-            forward.egress.expect(to);
-        }
         let Some(counters) = port.incoming.get(usize::from(*index)) else { return Ok(0) };
         let sender = Sender::new(port, counters, *offloads, &forward.lookup, &forward.egress);
         queue.look_ahead((BURST + 2 * TOGETHER) as u16);
@@ -90,12 +87,16 @@ impl LiveTx {
         let result = if scattered {
             burst.take_in_hands::<CHECKED>(queue, forward)
         } else {
+            queue.peek(0, 1, |_, soon| burst.fetch(soon));
+            if let Some(to) = *toward {
+                forward.egress.expect(to);
+            }
             burst.take_singly::<CHECKED>(queue, forward)
         };
         let Burst { frames, bytes, .. } = burst;
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
-        *toward = forward.egress.last();
+        *toward = forward.egress.only();
         // The receivers wait for their frames, the sender for nothing.
         forward.egress.close();
         queue.publish();
