@@ -281,6 +281,14 @@ impl<'a> Egress<'a> {
         }
     }
 
+    /// Shows every open destination what it got.
+    #[inline(always)]
+    pub(crate) fn publish(&mut self) {
+        for live in self.open.iter_mut().filter_map(|open| open.live.as_mut()) {
+            live.queue.publish();
+        }
+    }
+
     /// End of the burst: every open destination is shown what it got, and interrupted if it asked,
     /// now or later.
     pub(crate) fn close(&mut self) {

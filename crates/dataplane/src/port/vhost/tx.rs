@@ -97,9 +97,11 @@ impl LiveTx {
         counters.frames.add(frames as u64);
         counters.bytes.add(bytes);
         *toward = forward.egress.only();
-        // The receivers wait for their frames, the sender for nothing.
-        forward.egress.close();
+        // The receivers wait for their frames, the sender for nothing. Whoever is asked whether it wants an interrupt has to
+        // see first what it was shown: that is waited for once.
+        forward.egress.publish();
         queue.publish();
+        forward.egress.close();
         if queue.should_notify() {
             self.interrupt();
         }
