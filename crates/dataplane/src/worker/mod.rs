@@ -233,8 +233,7 @@ impl Worker {
             self.shared.polls.add(1);
             let found = frames + requests;
             if found == 0 {
-                // Who looks again at once is in the way of the guest that writes what is looked for: see
-                // docs/performance.md.
+                // A frame that comes alone is there sooner than without: see docs/performance.md.
                 spin_loop();
                 if looks > 0 {
                     looks -= 1;
