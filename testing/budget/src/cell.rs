@@ -8,6 +8,9 @@ const IP: usize = 20;
 const TCP: usize = 20;
 /// Sources of a cell with many flows: each is new once, and then sends three frames more.
 const FLOWS: u32 = 1000;
+/// Sources the switch knows before it learns those of a cell: half the table's slots are taken, so it has just
+/// been made twice as large, and with those of the cell it is less than three eighths full. At that it grows.
+const CROWD: u32 = 2050;
 
 /// One kind of traffic.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +74,11 @@ const GSO: usize = ETH + IP + TCP + 60 * 1024;
 const MSS: u16 = 1460;
 
 impl Cell {
+    /// Whether addresses are learned while it is counted.
+    pub(crate) fn learns(&self) -> bool {
+        self.flows > 1 && !self.known
+    }
+
     /// How often it is counted while it is over its budget; the least counts. Verdicts are remembered for a second only: if
     /// the machine pauses meanwhile, those on all flows have to be worked out again.
     pub fn times(&self) -> usize {
@@ -115,6 +123,11 @@ impl Cell {
         bytes.resize(HEADER + self.len, 0);
         bytes
     }
+}
+
+/// A frame of each source that is known before.
+pub(crate) fn crowd() -> Vec<Vec<u8>> {
+    (0..CROWD).map(|nth| PLAIN.frame(mac(1, 0), mac(2, nth))).collect()
 }
 
 /// A locally administered address: of a guest, one of its many.

@@ -16,7 +16,7 @@ use e2e::process::wait_for;
 use e2e::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use crate::cell::Cell;
+use crate::cell::{self, Cell};
 use crate::guest::Guest;
 use crate::profile::{PASS, Profile, Sources};
 
@@ -89,6 +89,7 @@ impl Switch {
         let to = self.hayate.vhost("to", NETWORK, to)?;
         let mut sender = Guest::connect(&from, cell.packed, &cell.from_sender())?;
         let mut receiver = Guest::connect(&to, cell.packed, &[cell.from_receiver()])?;
+        let crowd = cell.learns().then(|| self.crowd()).transpose()?;
         let empty = self.during(|| Ok(()))?.1.one();
         // It becomes known where the receiver is.
         exchange(&mut receiver, &mut sender, 1)?;
@@ -105,11 +106,22 @@ impl Switch {
             cell.name,
             self.hayate.counters(NETWORK)?
         );
-        for port in ["from", "to"] {
+        for port in ["from", "to"].into_iter().chain(crowd.map(|_| "crowd")) {
             self.hayate.cli(&format!("port del {port}"))?;
         }
         let found_nothing = all.passes.saturating_sub(bursts);
         Ok(Count { frames, bursts: all.without(found_nothing, &empty), empty })
+    }
+
+    /// A guest with many addresses. Room for addresses grows ahead of need, by the daemon's housekeeping or, if
+    /// that comes too late, by the worker that learns, whose instructions would be counted. As long as these
+    /// are known there is room for those of a cell, and it is not given back.
+    fn crowd(&self) -> Result<Guest> {
+        let frames = cell::crowd();
+        let mut crowd = Guest::connect(&self.hayate.vhost("crowd", NETWORK, "")?, false, &frames)?;
+        crowd.send(frames.len())?;
+        wait_for("the crowd to be known", PATIENCE, || Ok(crowd.all_sent()?.then_some(())))?;
+        Ok(crowd)
     }
 
     /// Sends all frames of a cell and waits until they are counted, and with them the passes that took them.
