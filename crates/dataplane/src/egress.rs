@@ -162,10 +162,7 @@ impl<'a> Egress<'a> {
     fn place_of_all(&mut self, to: PortId) -> Option<usize> {
         let port = self.ports.get(to)?;
         let Kind::Vhost(vhost) = &port.kind else { return None };
-        if !vhost.has_one() {
-            return None;
-        }
-        let at = self.find(port, vhost, vhost.choose(|| 0))?;
+        let at = self.find(port, vhost, vhost.only()?)?;
         self.again = Some((to, at));
         Some(at)
     }
@@ -187,7 +184,7 @@ impl<'a> Egress<'a> {
             Kind::Vhost(vhost) => {
                 let index = vhost.choose(|| flow_hash(frame.head.bytes()));
                 let at = self.find(port, vhost, index)?;
-                self.again = vhost.has_one().then_some((to, at));
+                self.again = vhost.only().map(|_| (to, at));
                 Some(at)
             }
             Kind::Tap(tap) => {

@@ -364,6 +364,16 @@ impl Snapshot {
         self.port(port)?.guard.as_deref()
     }
 
+    /// All there is to know about who sends: the port's [guard](Self::guard), its [rules](Self::rules) and its
+    /// [watch](Self::watch).
+    #[inline]
+    pub fn sender(&self, port: PortId) -> (Option<&Guard>, Option<&PortRules>, Option<Watch<'_>>) {
+        match self.port(port) {
+            Some(port) => (port.guard.as_deref(), port.rules.as_deref(), Some(port.fdb.watch())),
+            None => (None, None, None),
+        }
+    }
+
     /// Whether a port is there and up.
     pub fn is_up(&self, port: PortId) -> bool {
         self.port(port).is_some_and(|port| port.up)

@@ -301,6 +301,12 @@ impl Queue {
         on!(self, q => q.look_ahead(pops));
     }
 
+    /// What is popped next, as far as it is there, in the same way.
+    #[inline(always)]
+    pub fn first(&self) -> Option<Soon> {
+        on!(self, q => q.first())
+    }
+
     /// The place in the ring that the next pop reads first, to have it fetched early.
     #[inline]
     pub fn entry(&self) -> GuestSlice<'_> {

@@ -172,6 +172,13 @@ impl PackedQueue {
         }
     }
 
+    /// See [`crate::Queue::first`].
+    #[inline(always)]
+    pub fn first(&self) -> Option<Soon> {
+        let desc = self.load(self.avail);
+        self.avail.is_available(desc.flags).then(|| desc.soon())
+    }
+
     /// See [`crate::Queue::look_ahead`]: each descriptor says itself whether it is there.
     #[inline]
     pub fn look_ahead(&mut self, _pops: u16) {}

@@ -145,6 +145,13 @@ impl SplitQueue {
         }
     }
 
+    /// See [`crate::Queue::first`].
+    #[inline(always)]
+    pub fn first(&self) -> Option<Soon> {
+        let (next, seen) = (self.next_avail.get(), self.seen_avail.get());
+        (next != seen).then(|| self.load(self.avail.load_u16(next)).soon())
+    }
+
     /// See [`crate::Queue::look_ahead`].
     #[inline]
     pub fn look_ahead(&mut self, pops: u16) {

@@ -89,11 +89,14 @@ fn what_is_seen_ahead_is_popped_later() {
                 later.push(world.mem.address(buffer));
             }
             world.device.rewind(before);
+            let first = world.device.first().map(|soon| soon.addr);
+            assert_eq!(Some(first), later.first().copied());
             let expected = (0..count).zip(later.into_iter().skip(ahead.into()));
             assert_eq!(seen, expected.collect::<Vec<_>>());
             serve(&mut world, 7);
             assert_eq!(collect_all(&mut world), 7);
             assert_eq!(peeked(&world, u16::MAX, u16::MAX), []);
+            assert!(world.device.first().is_none());
         }
     }
 }

@@ -55,10 +55,9 @@ impl<'a> Sender<'a> {
         lookup: &Lookup<'a>,
         egress: &Egress<'_>,
     ) -> Self {
-        let (guard, rules) = (lookup.switch.guard(port.id), lookup.switch.rules(port.id));
+        let (guard, rules, watch) = lookup.switch.sender(port.id);
         let now_ns = if guard.is_some_and(Guard::is_metered) { egress.now() } else { 0 };
         let special = guard.is_some() || rules.is_some();
-        let watch = lookup.switch.watch(port.id);
         Self { port, counters, offloads, guard, rules, watch, special, now_ns }
     }
 }

@@ -246,6 +246,10 @@ impl Worker {
                 self.shared.busy_polls.add(1);
                 self.shared.frames.add(found as u64);
                 self.pace.busy(frames);
+                if found == 1 {
+                    // Its answer takes longer than that. See docs/performance.md, too.
+                    spin_loop();
+                }
                 unlooked += found;
                 if unlooked >= BURST {
                     unlooked = 0;

@@ -268,6 +268,7 @@ impl Device for NetDevice {
                 call,
                 enabled,
                 filled: 0,
+                last: 0,
                 fault: None,
                 moderator: Moderator::new(moderation, config.size),
                 waiting: None,

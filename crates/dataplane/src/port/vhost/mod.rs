@@ -26,6 +26,8 @@ const LINE: usize = 64;
 /// Bytes of the longest frame of which more than the first line is fetched early: of longer ones the
 /// processor sees by itself how they go on.
 const SHORT: usize = 1024;
+/// Cache lines of what is waited for alone that are fetched early at most: an Ethernet frame of the usual largest size.
+const LINES: usize = 24;
 
 /// The shared part of a vhost port.
 #[derive(Debug)]
@@ -46,6 +48,12 @@ pub(crate) struct VhostPort {
 #[inline(always)]
 fn is_one(active: u64) -> bool {
     active & active.wrapping_sub(1) == 0
+}
+
+/// The queue of the only bit; 0 if none is set.
+#[inline(always)]
+fn the_one(active: u64) -> u16 {
+    (active.trailing_zeros() % u64::BITS) as u16
 }
 
 impl VhostPort {
@@ -70,16 +78,14 @@ impl VhostPort {
     #[inline(always)]
     pub(crate) fn choose(&self, hash: impl FnOnce() -> u32) -> u16 {
         let active = self.active.load(Relaxed);
-        if !is_one(active) {
-            return spread(active, hash());
-        }
-        (active.trailing_zeros() % u64::BITS) as u16
+        if is_one(active) { the_one(active) } else { spread(active, hash()) }
     }
 
-    /// Whether all frames for it go to one queue.
-    #[inline]
-    pub(crate) fn has_one(&self) -> bool {
-        is_one(self.active.load(Relaxed))
+    /// The RX queue to which all frames for it go; the first if none runs, `None` if several do.
+    #[inline(always)]
+    pub(crate) fn only(&self) -> Option<u16> {
+        let active = self.active.load(Relaxed);
+        is_one(active).then(|| the_one(active))
     }
 
     /// Has the session ended because a ring of it lied, or because the ring was in memory that

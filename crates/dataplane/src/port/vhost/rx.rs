@@ -20,7 +20,7 @@ use crate::counters::QueueCounters;
 use crate::frame::{BUFFERS_MAX, Body, Buffers, Frame, Plain, Scatter};
 use crate::owed::{Owed, Place};
 use crate::port::Sink;
-use crate::port::vhost::{LINE, SHORT};
+use crate::port::vhost::{LINE, LINES, SHORT};
 use crate::worker::forward::{BURST, TOGETHER as HAND};
 
 // The buffers of a frame are shown together.
@@ -31,7 +31,7 @@ const AHEAD: u16 = 16;
 /// So many of them together.
 const TOGETHER: u16 = 4;
 /// Cache lines of a buffer that are fetched for a short frame at most.
-const LINES: usize = 4;
+const LINES_SHORT: usize = 4;
 
 /// One RX queue of a vhost port.
 #[derive(Debug, Default)]
@@ -59,6 +59,8 @@ pub(crate) struct LiveRx {
     /// Frames that have been put in since the end of the last burst. A whole word: compilers load 16 bits
     /// as 32, and what was just stored in a smaller piece is loaded only after all stores before it.
     pub(crate) filled: u32,
+    /// Bytes of the frame that was last put by itself, with its header.
+    pub(crate) last: u32,
     pub(crate) moderator: Moderator,
     /// The guest is owed an interrupt, or a look whether it still wants one.
     pub(crate) waiting: Option<Wait>,
@@ -81,7 +83,7 @@ impl Sink for LiveRx {
         if !self.enabled {
             return Err(DropReason::QueueDisabled);
         }
-        let Self { queue, mem, vnet_len, filled, fault, .. } = self;
+        let Self { queue, mem, vnet_len, filled, last, fault, .. } = self;
         let need = *vnet_len + frame.len;
         // A few frames are not to wait for what others would need.
         if *filled % u32::from(TOGETHER) == u32::from(TOGETHER) - 1 {
@@ -109,6 +111,7 @@ impl Sink for LiveRx {
         }
         queue.complete(&[Used { id, descs: 1, len: need as u32 }]);
         *filled = filled.wrapping_add(1);
+        *last = need as u32;
         Ok(())
     }
 }
@@ -122,7 +125,7 @@ fn prefetch_room(mem: &GuestMemory, room: u64, len: usize) {
         return;
     }
     // Known when the program is compiled: no loop.
-    for line in 1..LINES {
+    for line in 1..LINES_SHORT {
         if len <= line * LINE {
             break;
         }
@@ -262,6 +265,9 @@ impl LiveRx {
         self.queue.publish();
         // For the next burst.
         self.queue.look_ahead(BURST as u16 + AHEAD);
+        if self.filled < u32::from(TOGETHER) {
+            self.prepare();
+        }
         self.filled = 0;
         let frames = counters.frames.get();
         if let Some(wait) = self.waiting {
@@ -277,6 +283,15 @@ impl LiveRx {
                 Some(wait) if owed.note(place, wait, frames, now) => counters.deferred.add(1),
                 _ => self.decide(counters, now),
             }
+        }
+    }
+
+    /// Has the next buffer fetched, for a frame as long as the last one, while nobody waits.
+    #[inline(never)]
+    fn prepare(&self) {
+        let Some(soon) = self.queue.first() else { return };
+        for line in 0..(self.last as usize).div_ceil(LINE).min(LINES) {
+            self.mem.prefetch_write(soon.addr.wrapping_add((line * LINE) as u64));
         }
     }
 

@@ -12,7 +12,7 @@ use virtqueue::{Chain, GuestFault, Next, Queue, Soon, Used};
 
 use crate::egress::Egress;
 use crate::frame::{Body, Frame, Plain, fill};
-use crate::port::vhost::LINE;
+use crate::port::vhost::{LINE, LINES};
 use crate::port::{Kind, Port};
 use crate::worker::forward::{BURST, Forward, Lookup, Sender, TOGETHER, is_plain};
 use crate::worker::placement::TxId;
@@ -87,7 +87,9 @@ impl LiveTx {
         let result = if scattered {
             burst.take_in_hands::<CHECKED>(queue, forward)
         } else {
-            queue.peek(0, 1, |_, soon| burst.fetch(soon));
+            if let Some(soon) = queue.first() {
+                burst.fetch_all(soon);
+            }
             if let Some(to) = *toward {
                 forward.egress.expect(to);
             }
@@ -405,6 +407,15 @@ impl<'a> Burst<'a> {
         self.mem.prefetch_read(frame);
         if soon.len as usize > self.vnet_len + LINE {
             self.mem.prefetch_read(frame.wrapping_add(LINE as u64));
+        }
+    }
+
+    /// All of a frame, as far as it is no longer than most.
+    #[inline(always)]
+    fn fetch_all(&self, soon: Soon) {
+        self.fetch(soon);
+        for line in 2..(soon.len as usize).div_ceil(LINE).min(LINES) {
+            self.mem.prefetch_read(soon.addr.wrapping_add((line * LINE) as u64));
         }
     }
 }
