@@ -406,7 +406,17 @@ fn a_guest_is_told_of_its_own() {
     daemon.stop();
 }
 
+/// Its descriptors without those of commands: it closes a command's connection after that has ended.
 fn descriptors(daemon: &Daemon) -> usize {
+    let socket = daemon.run_dir.join("api.sock");
+    // Both ends of a connection are in the network namespace of who connected: ours.
+    let is_connected = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.len() == 8 && fields[5] == "03" && Path::new(fields[7]) == socket
+    };
+    until("no command is connected", || {
+        !fs::read_to_string("/proc/net/unix").unwrap().lines().any(is_connected)
+    });
     fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
 }
 
