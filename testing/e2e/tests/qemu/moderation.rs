@@ -18,8 +18,9 @@ const SETTINGS: [(&str, Link); 3] = [
 ];
 /// Frames and milliseconds of the last one.
 const FIXED: (u64, u64) = (64, 10);
-/// How often each is measured, in turns.
+/// How often each is measured, in turns, if [`ROUNDS_VARIABLE`] does not say.
 const ROUNDS: usize = 1;
+const ROUNDS_VARIABLE: &str = "E2E_MODERATION_ROUNDS";
 /// Seconds of a stream.
 const SECONDS: u32 = 2;
 
@@ -45,6 +46,52 @@ struct Seen {
     taken: u64,
     mbits: f64,
     milliseconds: u64,
+}
+
+impl Seen {
+    fn frames_an_interrupt(&self) -> f64 {
+        self.frames as f64 / self.interrupts.max(1) as f64
+    }
+}
+
+/// What happens to each setting, in turns: all rounds' results, by setting. Each round has another
+/// order, so that no setting always follows the same one.
+fn in_turns<R>(mut one: impl FnMut(usize) -> Result<R>) -> Result<[Vec<R>; SETTINGS.len()]> {
+    let rounds = match std::env::var(ROUNDS_VARIABLE) {
+        Ok(number) => number.parse().ok().context(|| format!("{ROUNDS_VARIABLE}={number}"))?,
+        Err(_) => ROUNDS,
+    };
+    ensure!(rounds > 0, "{ROUNDS_VARIABLE}={rounds}");
+    let mut all = SETTINGS.map(|_| Vec::new());
+    for round in 0..rounds {
+        let mut order = [0, 1, 2];
+        order.rotate_left(round % 3);
+        if round / 3 % 2 == 1 {
+            order.reverse();
+        }
+        for i in order {
+            all[i].push(one(i)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The median, and between what all are if there are several. There is at least one.
+fn spread(values: impl Iterator<Item = f64>, digits: usize) -> String {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let last = values.len() - 1;
+    let median = f64::midpoint(values[last / 2], values[last.div_ceil(2)]);
+    match last {
+        0 => format!("{median:.digits$}"),
+        _ => format!("{median:.digits$} ({:.digits$} to {:.digits$})", values[0], values[last]),
+    }
+}
+
+/// A line for each setting.
+fn lines<R>(all: &[Vec<R>], line: impl Fn(&[R]) -> String) -> String {
+    let named = SETTINGS.iter().zip(all);
+    named.map(|((name, _), seen)| format!("\n    {name:8}  {}", line(seen))).collect()
 }
 
 fn boot() -> Result<Both> {
@@ -91,47 +138,51 @@ fn stream(both: &mut Both, from: From, i: usize, options: &str) -> Result<Seen> 
     Ok(Seen { frames, interrupts, put_off, taken, mbits, milliseconds })
 }
 
-/// The stream with each setting in turns: what was measured, and what must hold of it.
+/// The stream with each setting: what was measured, and what must hold of it.
 fn compare(both: &mut Both, from: From, options: &str) -> Result<String> {
-    let mut lines = SETTINGS.map(|(name, _)| format!("\n    {name:8}"));
-    for _ in 0..ROUNDS {
-        for (i, (setting, _)) in SETTINGS.iter().enumerate() {
-            let seen = stream(both, from, i, options)?;
-            let Seen { frames, interrupts, put_off, taken, mbits, milliseconds } = seen;
-            let each = frames as f64 / interrupts.max(1) as f64;
-            lines[i] += &format!(
-                "  {mbits:.0} Mbit/s, {frames} frames, {interrupts} interrupts ({taken} taken, \
-                 {put_off} put off): 1/{each:.1};"
-            );
-            ensure!(frames > 0 && interrupts > 0, "{setting}: {frames} frames, {interrupts}");
-            match *setting {
-                "off" => ensure!(put_off == 0, "{put_off} interrupts were put off"),
-                // A frame of 64 KiB fills most of a quarter of the ring.
-                "fixed" if options.contains("-l 64") => {
-                    let most = frames / FIXED.0 + milliseconds / FIXED.1 + 2;
-                    ensure!(interrupts <= most, "{interrupts} interrupts, at most {most}");
-                }
-                _ => {}
+    let all = in_turns(|i| {
+        let setting = SETTINGS[i].0;
+        let seen = stream(both, from, i, options)?;
+        let Seen { frames, interrupts, put_off, milliseconds, .. } = seen;
+        ensure!(frames > 0 && interrupts > 0, "{setting}: {frames} frames, {interrupts}");
+        match setting {
+            "off" => ensure!(put_off == 0, "{put_off} interrupts were put off"),
+            // A frame of 64 KiB fills most of a quarter of the ring.
+            "fixed" if options.contains("-l 64") => {
+                let most = frames / FIXED.0 + milliseconds / FIXED.1 + 2;
+                ensure!(interrupts <= most, "{interrupts} interrupts, at most {most}");
             }
+            _ => {}
         }
-    }
+        Ok(seen)
+    })?;
     both.lab.hayate.conserved("n0")?;
-    Ok(lines.concat())
+    Ok(lines(&all, |seen| {
+        let of = |value: &dyn Fn(&Seen) -> f64| spread(seen.iter().map(value), 0);
+        format!(
+            "{} Mbit/s, {} frames, {} interrupts ({} taken, {} put off): {} frames for one",
+            of(&|seen| seen.mbits),
+            of(&|seen| seen.frames as f64),
+            of(&|seen| seen.interrupts as f64),
+            of(&|seen| seen.taken as f64),
+            of(&|seen| seen.put_off as f64),
+            of(&Seen::frames_an_interrupt),
+        )
+    }))
 }
 
 /// A single request at a time: every frame is the first after silence, or a ping-pong.
 fn ping(both: &mut Both) -> Result<String> {
-    let mut lines = SETTINGS.map(|(name, _)| format!("\n    {name:8}"));
-    for _ in 0..ROUNDS {
-        for (i, line) in lines.iter_mut().enumerate() {
-            for (what, options) in [("0.1 s apart", ""), ("flood", "-f -i 0")] {
-                let count = if options.is_empty() { 20 } else { 1000 };
-                let seen = must_ping(&mut both.host, &ip(i, 2), count, options)?;
-                *line += &format!("  {what} {:.3}/{:.3} ms;", seen.rtt_ms[0], seen.rtt_ms[1]);
-            }
-        }
-    }
-    Ok(format!("least/average{}", lines.concat()))
+    let all = in_turns(|i| {
+        let apart = must_ping(&mut both.host, &ip(i, 2), 20, "")?;
+        let flood = must_ping(&mut both.host, &ip(i, 2), 1000, "-f -i 0")?;
+        Ok([apart, flood].map(|seen| [seen.rtt_ms[0], seen.rtt_ms[1]]))
+    })?;
+    let told = lines(&all, |seen| {
+        let of = |way: usize, n: usize| spread(seen.iter().map(|seen| seen[way][n]), 3);
+        format!("{} / {};  {} / {}", of(0, 0), of(0, 1), of(1, 0), of(1, 1))
+    });
+    Ok(format!("least / average ms, 0.1 s apart;  one after the other{told}"))
 }
 
 /// The guest cannot ask for moderation: QEMU has no way to.
