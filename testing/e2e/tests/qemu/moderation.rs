@@ -64,9 +64,9 @@ fn in_turns<R>(mut one: impl FnMut(usize) -> Result<R>) -> Result<[Vec<R>; SETTI
     ensure!(rounds > 0, "{ROUNDS_VARIABLE}={rounds}");
     let mut all = SETTINGS.map(|_| Vec::new());
     for round in 0..rounds {
-        let mut order = [0, 1, 2];
-        order.rotate_left(round % 3);
-        if round / 3 % 2 == 1 {
+        let mut order: [usize; SETTINGS.len()] = std::array::from_fn(|i| i);
+        order.rotate_left(round % SETTINGS.len());
+        if round / SETTINGS.len() % 2 == 1 {
             order.reverse();
         }
         for i in order {
